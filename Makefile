@@ -1,0 +1,37 @@
+# make demo   set up and run the main job on the embedded images
+# make test   set up and run all tests
+# make check  formatting, lint, types
+VENV ?= .venv
+OUT ?= fedgist-demo
+BIN := $(VENV)/bin
+
+.PHONY: demo test check fmt bench clean
+
+demo: $(VENV)/.run
+	$(BIN)/fedgist run --out $(OUT)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fmt: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/run.py benchmarks/fedkt_csd_fashion.toml
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
+	scripts/setup.sh $(VENV)
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt scripts/setup.sh
+	scripts/setup.sh $(VENV) codecs,dev
+	touch $@ $(VENV)/.run
