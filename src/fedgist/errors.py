@@ -1,0 +1,67 @@
+"""Every error FedGist raises on purpose.
+
+::
+
+    FedGistError                 catch this to catch them all
+    ├── ConfigError              an option, a TOML key or a file name is wrong          (exit code 2)
+    ├── DataError                a file, a folder or an image cannot be used            (exit code 2)
+    ├── EncoderError             an encoder is missing, altered or gave unusable codes  (exit code 2)
+    ├── MissingExtra             an optional package is not installed                   (exit code 2)
+    └── PrivacyError             something would leave that must not                    (exit code 2)
+        └── UnplannedQuery       a method asked a client for more than its plan states
+
+Messages have one form: "X must be Y. Got Z", then what to do about it when that is not obvious.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "EncoderError",
+    "FedGistError",
+    "MissingExtra",
+    "PrivacyError",
+    "UnplannedQuery",
+    "did_you_mean",
+]
+
+
+class FedGistError(Exception):
+    """Base of every error that FedGist raises on purpose."""
+
+
+class ConfigError(FedGistError):
+    """An option, a TOML key or an output folder is wrong."""
+
+
+class DataError(FedGistError):
+    """A file, a folder or an image cannot be used."""
+
+
+class EncoderError(FedGistError):
+    """An encoder is missing, is not the one the task names, or gave codes that cannot be used."""
+
+
+class MissingExtra(FedGistError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} must be installed. Run: pip install 'fedgist[{extra}]'")
+
+
+class PrivacyError(FedGistError):
+    """Something would leave a client that must not."""
+
+
+class UnplannedQuery(PrivacyError):
+    """A method asked a client for more than its plan states."""
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the closest of ``known``, or an empty string."""
+    close = difflib.get_close_matches(got, list(known), n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""

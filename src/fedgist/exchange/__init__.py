@@ -1,0 +1,1 @@
+"""How gists travel between clients and server."""

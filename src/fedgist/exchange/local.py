@@ -1,0 +1,164 @@
+"""All clients in one process, one after the other: simulation, tests, benchmarks.
+
+Memory does not grow with the number of clients: each is loaded, summed and dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fedgist.errors import DataError, FedGistError, PrivacyError
+from fedgist.method import Method
+from fedgist.privacy.claim import Privacy, summed_sigma
+from fedgist.privacy.client import Client, Sensitive, open_sensitive
+from fedgist.privacy.noise import Noise, SeededNoise, SystemNoise, noise_tensors
+from fedgist.privacy.statistics import complete
+from fedgist.run import derive, generator, upload_bytes
+from fedgist.types import Images, Merged, MomentsQuery, Query, Round, Task, Tensors
+
+__all__ = ["LocalExchange", "Visit"]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What one client's part of a round took."""
+
+    client: str
+    images: int
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    note: str | None = None
+
+
+@dataclass
+class LocalExchange:
+    """Runs a method's client side on every site in turn.
+
+    Attributes:
+        method, task, privacy, sigma: as planned.
+        sites: one loader per client; called once per round, its images dropped afterwards.
+        names: one name per client, for messages.
+        seed: the run's seed; with ``privacy.noise == "system"`` it decides no noise.
+        observe: keep the un-noised sum in ``exact``, for the ceilings of a simulation.
+        visits: filled as the run goes on.
+    """
+
+    method: Method
+    task: Task
+    privacy: Privacy
+    sigma: float
+    sites: Sequence[Callable[[], Images]]
+    names: Sequence[str]
+    seed: int = 0
+    progress: Callable[[int, int, Visit], None] = lambda i, n, v: None
+    observe: bool = False
+    exact: Tensors = field(default_factory=dict)
+    visits: list[Visit] = field(default_factory=list)
+    memory: dict[int, Tensors] = field(default_factory=dict)
+
+    def round(self, r: int, rnd: Round, shared: Tensors) -> Merged:
+        """Visit every client; sum or pool what they send."""
+        total: Tensors = {}
+        pooled: list[Tensors] = []
+        query: Query | None = None
+        for i in range(len(self.sites)):
+            gist, query = self._visit(i, r, rnd, shared)
+            if rnd.reduce == "pool":
+                pooled.append(gist)
+            elif not total:
+                total = {k: v.clone() for k, v in gist.items()}
+            else:
+                _add(total, gist, self.names[i])
+        parties = len(self.sites)
+        if rnd.reduce == "pool":
+            joined = {k: torch.cat([g[k] for g in pooled]) for k in pooled[0]} if pooled else {}
+            return Merged(joined, self.sigma, parties)
+        if query is not None and self.privacy.trust == "central":
+            total = self._noised(query, total, self._noise(r, "server"), 1)
+        return Merged(total, summed_sigma(self.privacy, self.sigma, parties), parties)
+
+    def _visit(
+        self, i: int, r: int, rnd: Round, shared: Tensors
+    ) -> tuple[Tensors, Query | None]:
+        started = time.perf_counter()
+        noise = self._noise(r, f"client {i}")
+        client = Client(
+            self.names[i],
+            self._load(i),
+            rnd,
+            sigma=self.sigma,
+            noise=noise,
+            contribution=self.privacy.contribution,
+            max_images=self.task.max_images,
+            memory=self.memory.setdefault(i, {}),
+            seed=derive(self.seed, "keep", i),
+        )
+        rng = generator(self.seed, "client", i, r)
+        try:
+            sent = self.method.summarize(r, self.task, shared, client, rng)
+        except FedGistError as e:
+            raise type(e)(f"{self.names[i]}: {e}") if self.names[i] not in str(e) else e from None
+        query = sent.query if isinstance(sent, Sensitive) else None
+        if isinstance(sent, Sensitive):
+            if rnd.reduce != "sum":
+                raise PrivacyError("exact sums must be released before a pool round. Got Sensitive")
+            gist = open_sensitive(sent)
+            if self.observe:
+                self._observe(gist)
+            if self.privacy.trust != "central":
+                parties = len(self.sites) if self.privacy.trust == "distributed" else 1
+                gist = self._noised(sent.query, gist, noise, parties)
+        else:
+            gist = sent
+        self._note(i, client, gist, rnd, shared, time.perf_counter() - started)
+        return gist, query
+
+    def _noised(self, query: Query, sums: Tensors, noise: Noise, parties: int) -> Tensors:
+        if isinstance(query, MomentsQuery):
+            sums = complete(query, sums)
+        if self.sigma <= 0:
+            return sums
+        missing = self.privacy.missing if parties > 1 else 0
+        drawn = noise_tensors(query, self.sigma, noise, sums, parties=parties, missing=missing)
+        return {k: v + drawn[k] for k, v in sums.items()}
+
+    def _observe(self, sums: Tensors) -> None:
+        for k, v in sums.items():
+            self.exact[k] = self.exact[k] + v if k in self.exact else v.clone()
+
+    def _load(self, i: int) -> Images:
+        images = self.sites[i]()
+        if images.classes != self.task.classes:
+            raise DataError(
+                f"{self.names[i]}: classes must be the task's {list(self.task.classes)}. "
+                f"Got {list(images.classes)}"
+            )
+        return images
+
+    def _noise(self, r: int, who: str) -> Noise:
+        if self.privacy.noise == "system":
+            return SystemNoise()
+        return SeededNoise(derive(self.seed, "noise", r, who))
+
+    def _note(
+        self, i: int, client: Client, gist: Tensors, rnd: Round, shared: Tensors, seconds: float
+    ) -> None:
+        planned = upload_bytes(rnd, self.task, self.privacy, self.sigma)
+        up = sum(v.numel() * v.element_size() for v in gist.values()) if planned is None else planned
+        down = sum(v.numel() * v.element_size() for v in shared.values())
+        visit = Visit(self.names[i], client.used, seconds, up, down, client.note)
+        self.visits.append(visit)
+        self.progress(i + 1, len(self.sites), visit)
+
+
+def _add(total: Tensors, gist: Tensors, name: str) -> None:
+    """Add in place: one accumulator however many clients there are."""
+    if {k: v.shape for k, v in gist.items()} != {k: v.shape for k, v in total.items()}:
+        raise DataError(f"{name}: a gist must have the plan's shapes. Got others")
+    for k, v in gist.items():
+        total[k] += v

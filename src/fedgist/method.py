@@ -1,0 +1,83 @@
+"""What a method is, and how it is found by name.
+
+One method is one file in `fedgist/methods/`; the file's name is the method's name. A dotted name
+(``mypkg.mymethod``) loads a third party's. There is no registry.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from fedgist.errors import ConfigError, did_you_mean
+from fedgist.privacy.client import Client, Sensitive
+from fedgist.types import Merged, Outcome, Round, State, Task, Tensors
+
+__all__ = ["Method", "method_class", "method_names"]
+
+
+class Method(ABC):
+    """One algorithm, client side and server side. Subclasses are final frozen dataclasses."""
+
+    @abstractmethod
+    def plan(self, task: Task) -> Sequence[Round]:
+        """Declare every round and every noisy query, from public facts alone."""
+
+    @abstractmethod
+    def start(self, task: Task, rng: torch.Generator) -> State:
+        """Return the server's first state."""
+
+    @abstractmethod
+    def summarize(
+        self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
+    ) -> Tensors | Sensitive:
+        """Meet the data of one client in round ``r``. The only code of a method that does."""
+
+    @abstractmethod
+    def update(self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator) -> State:
+        """Take in what the exchange merged (for a sum round: noised int64 sums)."""
+
+    @abstractmethod
+    def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
+        """Turn the state into the outcome. Post-processing only: no data is in reach."""
+
+
+def method_names() -> list[str]:
+    """List the methods that ship with FedGist."""
+    import fedgist.methods as folder
+
+    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name[0] != "_")
+
+
+def method_class(name: str) -> type[Method]:
+    """Return the one `Method` defined in ``fedgist.methods.<name>`` or in a dotted module.
+
+    Raises:
+        ConfigError: no such module, or not exactly one method in it.
+    """
+    if "." not in name and name not in method_names():
+        known = method_names()
+        raise ConfigError(
+            f"method.name must be one of {known} or a dotted module name. Got '{name}'."
+            + did_you_mean(name, known)
+        )
+    path = name if "." in name else f"fedgist.methods.{name}"
+    try:
+        module = importlib.import_module(path)
+    except ImportError as e:
+        raise ConfigError(f"method.name must be an importable module. Got '{name}' ({e})") from e
+    found = [
+        v
+        for v in vars(module).values()
+        if isinstance(v, type)
+        and issubclass(v, Method)
+        and v is not Method
+        and v.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        raise ConfigError(f"module '{path}' must define exactly one Method. Got {len(found)}")
+    return found[0]

@@ -1,0 +1,1 @@
+"""The privacy core: guard, exact integer statistics, noise, accounting, claim."""

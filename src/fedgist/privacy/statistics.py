@@ -1,0 +1,191 @@
+"""Exact integer statistics of codes: clip, quantise, sum, pack.
+
+A record becomes integers of L2 norm at most ``levels`` before anything is summed, so every sum is
+an exact integer: the same for every split of the data, every order and every exchange, and the
+sensitivity is exact too. Products run in float64, where integers below 2^53 are exact.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist.errors import ConfigError, DataError
+from fedgist.types import MomentsQuery, Tensors
+
+__all__ = [
+    "MomentSums",
+    "bit_widths",
+    "clip_to_grid",
+    "complete",
+    "from_triangle",
+    "pack",
+    "packed_bytes",
+    "to_triangle",
+    "unpack",
+]
+
+
+def clip_to_grid(z: Tensor, clip: float, levels: int) -> Tensor:
+    """Clip rows to L2 norm ``clip`` and put them on the integer grid of radius ``levels``.
+
+    Args:
+        z: float64 ``[n, d]``, finite.
+        clip: R > 0, in the units of ``z``.
+        levels: integer radius L; one grid unit is R / L.
+
+    Returns:
+        float64 ``[n, d]`` holding integers with ‖u‖² <= L², checked exactly. Rounding to nearest
+        can push a clipped row over the bound: such a row is drawn in by one unit of norm, and as a
+        last resort rounded towards zero, which never grows a norm.
+    """
+    if levels >= 2**26:
+        raise ConfigError(f"levels must be below 2^26 for exact norms. Got {levels}")
+    z = z.contiguous()  # strided rows are summed in an order that depends on the batch
+    norms = torch.linalg.vector_norm(z, dim=1)
+    factor = (levels / clip) * (clip / norms.clamp(min=clip))
+    v = z * factor[:, None]
+    u = v.round()
+    bound = float(levels) ** 2
+    over = ~(torch.linalg.vecdot(u, u) <= bound)  # NaN is over
+    if bool(over.any()):
+        tight = (v[over] * (1 - 1 / levels)).round()
+        still = ~(torch.linalg.vecdot(tight, tight) <= bound)
+        tight[still] = (v[over][still] * (1 - 1e-12)).trunc()
+        u[over] = tight
+        norm2 = torch.linalg.vecdot(tight, tight)  # exact: integers below 2^53
+        if not bool((norm2 <= bound).all()):  # cannot happen; the proof rests on it, so look
+            raise DataError(
+                f"integer norm must be at most {levels}. Got {float(norm2.max()) ** 0.5}"
+            )
+    return u
+
+
+def to_triangle(a: Tensor) -> Tensor:
+    """Return symmetric ``[..., d, d]`` as ``[..., d(d+1)/2]``: diagonal first, then upper rows."""
+    d = a.shape[-1]
+    i, j = torch.triu_indices(d, d, 1)
+    return torch.cat([torch.diagonal(a, dim1=-2, dim2=-1), a[..., i, j]], dim=-1)
+
+
+def from_triangle(t: Tensor) -> Tensor:
+    """Undo `to_triangle`."""
+    d = (math.isqrt(8 * t.shape[-1] + 1) - 1) // 2
+    i, j = torch.triu_indices(d, d, 1)
+    a = t.new_zeros(*t.shape[:-1], d, d)
+    a[..., i, j] = t[..., d:]
+    a = a + a.transpose(-1, -2)
+    torch.diagonal(a, dim1=-2, dim2=-1).copy_(t[..., :d])
+    return a
+
+
+class MomentSums:
+    """Accumulates (n, Σu, Σuuᵀ) per class from batches of integer rows, never n·d² numbers."""
+
+    def __init__(self, query: MomentsQuery) -> None:
+        self._q = query
+        c, d = query.classes, query.dim
+        self._count = torch.zeros(c, dtype=torch.int64)
+        self._mean = torch.zeros(c, d, dtype=torch.float64)
+        self._second = torch.zeros(c if query.second else 1, d, d, dtype=torch.float64)
+
+    def add(self, u: Tensor, labels: Tensor) -> None:
+        """Add float64 integer rows ``[b, d]`` whose ``labels`` (int64 ``[b]``) are sorted."""
+        per_class = torch.bincount(labels, minlength=self._q.classes)
+        self._count += per_class
+        if not self._q.second:
+            self._mean.index_add_(0, labels, u)
+            if self._q.pooled:
+                self._second[0].addmm_(u.T, u)
+            return
+        start = 0
+        for c, n in enumerate(per_class.tolist()):
+            if n:
+                rows = u[start : start + n]
+                self._mean[c] += rows.sum(0)
+                self._second[c].addmm_(rows.T, rows)
+            start += n
+
+    def tensors(self) -> Tensors:
+        """Return the sums as int64, in the shapes of ``query.shapes(noised=False)``."""
+        q = self._q
+        out = {"count": self._count * q.count_weight, "mean": self._mean.to(torch.int64)}
+        if q.second:
+            out["second"] = to_triangle(self._second).to(torch.int64)
+        elif q.pooled:
+            out["pooled"] = to_triangle(self._second[0]).to(torch.int64)
+        return out
+
+
+def complete(query: MomentsQuery, sums: Tensors) -> Tensors:
+    """Add the pooled block to exact sums that carry the class blocks only."""
+    if query.pooled and "pooled" not in sums:
+        return sums | {"pooled": sums["second"].sum(0)}
+    return sums
+
+
+def bit_widths(
+    query: MomentsQuery, max_images: int, noise: dict[str, tuple[float, float]] | None = None
+) -> dict[str, int]:
+    """Return the bits that one signed number of each block needs, from public bounds alone.
+
+    Args:
+        query: what is asked.
+        max_images: public bound on the records behind the sum.
+        noise: scales of `privacy.noise.noise_scales` when noise is already inside; 14 of them are
+            allowed for (a larger draw has probability below 2^-140).
+    """
+    r = query.levels
+    largest = {
+        "count": max_images * query.count_weight,
+        "mean": max_images * r,
+        "second": max_images * r * r,
+        "pooled": max_images * r * r,
+    }
+    if max(largest.values()) >= 2**53:
+        raise ConfigError(
+            f"max_images x levels² must stay below 2^53. Got {max_images} x {r}²: lower one of them"
+        )
+    widths = {}
+    for name in query.shapes(noised=noise is not None):
+        head = math.ceil(14 * max((noise or {}).get(name, (0.0, 0.0))))
+        widths[name] = (largest[name] + head).bit_length() + 1
+    return widths
+
+
+def pack(values: Tensor, bits: int) -> bytes:
+    """Pack int64 numbers of any shape as ``bits``-bit two's complement, little end first.
+
+    Raises:
+        DataError: a number does not fit; nothing is clipped or wrapped.
+    """
+    v = values.reshape(-1).numpy()
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    if v.size and not (low <= v.min() and v.max() <= high):
+        raise DataError(
+            f"numbers must lie in {low}..{high} to be packed in {bits} bits. "
+            f"Got {v.min()}..{v.max()}: declare a larger max_images in the task"
+        )
+    octets = np.ascontiguousarray(v).view(np.uint8).reshape(-1, 8)
+    flags = np.unpackbits(octets, axis=1, bitorder="little")[:, :bits]
+    return np.packbits(flags.reshape(-1), bitorder="little").tobytes()
+
+
+def unpack(data: bytes, bits: int, shape: tuple[int, ...]) -> Tensor:
+    """Undo `pack`."""
+    n = math.prod(shape)
+    if len(data) != packed_bytes(n, bits):
+        raise DataError(f"payload must have {packed_bytes(n, bits)} bytes. Got {len(data)}")
+    flags = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=n * bits)
+    flags = flags.reshape(n, bits)
+    sign = np.repeat(flags[:, -1:], 64 - bits, axis=1)
+    octets = np.packbits(np.concatenate([flags, sign], axis=1), axis=1, bitorder="little")
+    return torch.from_numpy(octets.view(np.int64).reshape(shape).copy())
+
+
+def packed_bytes(numbers: int, bits: int) -> int:
+    """Return the length of `pack`'s output."""
+    return (numbers * bits + 7) // 8

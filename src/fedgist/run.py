@@ -1,0 +1,95 @@
+"""The protocol on one screen: `plan_of` before any data, `drive` through every exchange."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from fedgist.method import Method
+from fedgist.privacy.claim import Claim, Privacy, calibrate, claim_of
+from fedgist.privacy.noise import noise_scales
+from fedgist.privacy.statistics import bit_widths, packed_bytes
+from fedgist.types import Merged, MomentsQuery, Outcome, Round, Task, Tensors
+
+__all__ = ["Exchange", "Plan", "drive", "generator", "plan_of", "upload_bytes"]
+
+
+class Exchange(Protocol):
+    """How gists travel: broadcast, collect, reduce."""
+
+    def round(self, r: int, rnd: Round, shared: Tensors) -> Merged:
+        """Ask every client for its gist of round ``r`` and merge the answers."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is known before any image is read.
+
+    Attributes:
+        rounds: the method's declaration.
+        sigma: calibrated noise multiplier.
+        claim: what follows from both.
+        bytes_up: bytes that one client sends over all rounds, or None where it depends on the data.
+    """
+
+    rounds: tuple[Round, ...]
+    sigma: float
+    claim: Claim
+    bytes_up: int | None
+
+
+def plan_of(method: Method, task: Task, privacy: Privacy) -> Plan:
+    """Plan a run: rounds, noise, claim and bytes, from public facts alone."""
+    rounds = tuple(method.plan(task))
+    sigma = calibrate(rounds, privacy)
+    track = str(getattr(method, "track", "no public data"))
+    claim = claim_of(rounds, privacy, sigma, track=track)
+    up = [upload_bytes(r, task, privacy, sigma) for r in rounds]
+    return Plan(rounds, sigma, claim, None if None in up else sum(b for b in up if b is not None))
+
+
+def drive(
+    method: Method,
+    task: Task,
+    exchange: Exchange,
+    rounds: Sequence[Round],
+    seed: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Run the whole protocol. Every exchange uses this loop and no other."""
+    state = method.start(task, generator(seed, "start"))
+    for r, rnd in enumerate(rounds):
+        progress(f"round {r + 1} of {len(rounds)}")
+        merged = exchange.round(r, rnd, state.shared)
+        state = method.update(r, task, state, merged, generator(seed, "update", r))
+    progress("server")
+    return method.finish(task, state, generator(seed, "finish"))
+
+
+def generator(seed: int, *path: str | int) -> torch.Generator:
+    """Return a generator of its own for every purpose, derived from the run's seed."""
+    return torch.Generator().manual_seed(derive(seed, *path))
+
+
+def derive(seed: int, *path: str | int) -> int:
+    """Return a 63-bit seed for one purpose."""
+    text = "/".join(str(p) for p in (seed, *path))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def upload_bytes(rnd: Round, task: Task, privacy: Privacy, sigma: float) -> int | None:
+    """Return the payload in bytes of one client's gist, or None where it depends on the data."""
+    if rnd.raw or not all(isinstance(q, MomentsQuery) for q in rnd.queries):
+        return None
+    total = 0
+    noised = privacy.trust != "central" and sigma > 0
+    for q in rnd.queries:
+        assert isinstance(q, MomentsQuery)
+        widths = bit_widths(q, task.max_images, noise_scales(q, sigma) if noised else None)
+        for name, shape in q.shapes(noised=noised).items():
+            total += packed_bytes(torch.Size(shape).numel(), widths[name])
+    return total
