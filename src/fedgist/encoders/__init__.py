@@ -1,0 +1,134 @@
+"""Frozen public encoders: images to codes and, for codecs, back.
+
+>>> from fedgist.encoders import load_encoder
+>>> codec = load_encoder("pca")
+>>> codec.dim
+128
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedgist.encoders import files
+from fedgist.encoders.base import Encoder, PublicCodes, Whitening, prepare, restore
+from fedgist.encoders.dc_ae import DEFAULT, DcAeCodec
+from fedgist.encoders.pca import PcaCodec
+from fedgist.encoders.public import measure_public
+from fedgist.errors import EncoderError, did_you_mean
+
+__all__ = [
+    "DcAeCodec",
+    "Encoder",
+    "PcaCodec",
+    "PublicCodes",
+    "Whitening",
+    "encoder_info",
+    "encoder_names",
+    "load_encoder",
+    "measure_public",
+    "prepare",
+    "restore",
+]
+
+SHIPPED = {"pca": "pca128.safetensors"}  # name -> codec file beside this module
+
+
+def encoder_names() -> tuple[str, ...]:
+    """Return the names that `load_encoder` knows without a path."""
+    return (*SHIPPED, "dc-ae")
+
+
+def load_encoder(spec: str, digest: str | None = None) -> Encoder:
+    """Load an encoder.
+
+    Args:
+        spec: ``pca``, ``dc-ae``, ``dc-ae:FOLDER_OR_HUB_ID``, the path of a ``.safetensors`` codec
+            file, or a dotted name ``package.module:factory`` of your own (a callable without
+            arguments that returns an `Encoder`).
+        digest: the hash that the task names; None accepts any.
+
+    Raises:
+        EncoderError: there is no such encoder, it is damaged, or its hash is not ``digest``.
+        MissingExtra: it needs a package that is not installed.
+    """
+    encoder = _load(spec)
+    if digest is not None and encoder.digest != digest:
+        raise EncoderError(
+            f"the hash of encoder '{spec}' must be the task's, {digest}. Got {encoder.digest}: "
+            "use the very file that the task was made with"
+        )
+    return encoder
+
+
+def encoder_info(spec: str) -> dict[str, Any]:
+    """Return what is known of an encoder, ready for JSON.
+
+    For codec files with a manifest beside them (same stem, ``.json``) this includes the sources,
+    their licences, the explained variance and the PSNR in dB on held-out public images.
+    """
+    encoder = load_encoder(spec)
+    info: dict[str, Any] = {
+        "name": encoder.name,
+        "kind": type(encoder).__name__,
+        "dim": encoder.dim,
+        "size": encoder.size,
+        "decodes": encoder.decodes,
+        "exact": encoder.exact,
+        "track": encoder.track,
+        "digest": encoder.digest,
+        "radius": {f"{q:.2f}": Whitening(encoder.public, 0.25).radius(q) for q in (0.5, 0.8, 0.95)},
+    }
+    path = _path(spec)
+    manifest = path.with_suffix(".json") if path else None
+    if manifest and manifest.is_file():
+        made = json.loads(manifest.read_text())
+        if made.get("sha256") == encoder.digest:
+            info |= {k: made[k] for k in ("explained_variance", "psnr", "fitted_on") if k in made}
+            info["sources"] = made.get("images", {}).get("sources", [])
+    return info
+
+
+def _path(spec: str) -> Path | None:
+    if spec in SHIPPED:
+        return Path(__file__).parent / SHIPPED[spec]
+    return Path(spec) if spec.endswith(".safetensors") else None
+
+
+def _load(spec: str) -> Encoder:
+    if path := _path(spec):
+        return _codec(files.read(path), spec)
+    kind, _, rest = spec.partition(":")
+    if kind == "dc-ae":
+        return DcAeCodec.load(rest or DEFAULT, spec)
+    if rest and "." in kind:
+        return _dotted(kind, rest, spec)
+    raise EncoderError(
+        f"encoder must be one of {', '.join(encoder_names())}, dc-ae:FOLDER, a .safetensors file "
+        f"or package.module:factory. Got '{spec}'.{did_you_mean(spec, encoder_names())}"
+    )
+
+
+def _codec(file: files.CodecFile, spec: str) -> Encoder:
+    """Build the class that reads this kind of file. A trained ``gist-ae`` gets its line here."""
+    kinds: dict[str, Callable[[files.CodecFile, str], Encoder]] = {"pca": PcaCodec}
+    if file.kind not in kinds:
+        raise EncoderError(
+            f"the kind of codec file '{spec}' must be one of {', '.join(kinds)}. Got '{file.kind}'"
+        )
+    return kinds[file.kind](file, spec)
+
+
+def _dotted(module: str, factory: str, spec: str) -> Encoder:
+    try:
+        make = getattr(importlib.import_module(module), factory)
+    except (ImportError, AttributeError) as e:
+        raise EncoderError(f"encoder '{spec}' must be importable. Got {e}") from e
+    encoder = make()
+    if not isinstance(encoder, Encoder):
+        raise EncoderError(f"'{spec}' must return an Encoder. Got {type(encoder).__name__}")
+    return encoder
