@@ -1,0 +1,1 @@
+"""One method a file; the file's name is the method's name."""
