@@ -1,0 +1,1 @@
+"""Attacks on what is released, and the figures that belong beside a claim."""
