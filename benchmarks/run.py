@@ -1,0 +1,329 @@
+"""Run a benchmark file: accuracy, invariance, participation, cost; check what it expects.
+
+Usage: python benchmarks/run.py FILE.toml [--quick] [--out RESULTS.json]
+
+Results carry commit, versions, configuration and seeds. ``--quick`` runs a seconds-long slice on
+the embedded images, without expectations: it proves that the file runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgist.config import Run, load
+from fedgist.experiment import execute
+from fedgist.exchange.local import LocalExchange
+from fedgist.privacy.client import Client, open_sensitive
+from fedgist.privacy.statistics import complete
+from fedgist.report.record import to_json, versions
+from fedgist.setup import open_sites, prepare_run
+from fedgist.types import BATCH, MomentsQuery
+
+QUICK = [
+    "data.source=fashion-mini",
+    "data.limit=1500",
+    "method.synthetic_size=500",
+    "method.recipe.steps=20",
+    "method.class_size=150",
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cost-child", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    spec = tomllib.loads(args.file.read_text())
+    base = settings(spec["base"]) + (QUICK if args.quick else [])
+    if args.cost_child:
+        print(json.dumps(cost_child(base, args.cost_child)))
+        return 0
+    results: dict[str, Any] = {"benchmark": spec["name"], "quick": args.quick} | provenance(base)
+    out = args.out or args.file.parent / "results" / f"{spec['name']}.json"
+    failures: list[str] = []
+    for part, runner in (
+        ("invariance", invariance),
+        ("cost", cost),
+        ("participation", participation),
+        ("accuracy", accuracy),
+    ):
+        if part in spec:
+            say(f"== {part}")
+            results[part] = runner(spec, base, args, failures)
+            save(out, results | {"failures": failures})
+    results["failures"] = [] if args.quick else failures
+    save(out, results)
+    say(f"written: {out}")
+    for line in results["failures"]:
+        say(f"NOT MET: {line}")
+    return 1 if results["failures"] else 0
+
+
+def accuracy(
+    spec: dict[str, Any], base: list[str], args: argparse.Namespace, failures: list[str]
+) -> list[dict[str, Any]]:
+    """Every case with every seed: accuracies of all heads, ceilings, attacks."""
+    rows = []
+    for case in spec["accuracy"]:
+        runs = []
+        for seed in spec["seeds"][: 1 if args.quick else None]:
+            quick = ["evaluation.membership=false"] if args.quick else []
+            report = execute(load(None, [*base, *case["set"], f"seed={seed}", *quick])).report
+            heads = report["heads"]
+            runs.append({"seed": seed} | pick(report))
+            line = ", ".join(f"{h} {100 * v['accuracy']:.1f}" for h, v in heads.items())
+            say(f"{case['name']}, seed {seed}: {line}")
+        row = {"name": case["name"], "set": case["set"], "runs": runs} | summarise(runs)
+        check(row["mean"], case.get("expect", {}), case["name"], failures)
+        rows.append(row)
+    return rows
+
+
+def pick(report: dict[str, Any]) -> dict[str, Any]:
+    """Keep what the tables need of one report."""
+    return {
+        "heads": report["heads"],
+        "claim": report["claim"],
+        "membership": report["membership"],
+        "timings": report["timings"],
+        "server_seconds": report["details"]["seconds"],
+        "bytes_up": report["bytes_up"],
+    }
+
+
+def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds."""
+    values: dict[str, list[float]] = {}
+    for run in runs:
+        for head, r in run["heads"].items():
+            values.setdefault(head, []).append(r["accuracy"])
+            for key in ("ceiling", "codec_consistent"):
+                if key in r:
+                    values.setdefault(f"{head}_{key}", []).append(r[key])
+    spread = {k: statistics.stdev(v) if len(v) > 1 else 0.0 for k, v in values.items()}
+    return {"mean": {k: statistics.fmean(v) for k, v in values.items()}, "std": spread}
+
+
+def invariance(
+    spec: dict[str, Any], base: list[str], args: argparse.Namespace, failures: list[str]
+) -> list[dict[str, Any]]:
+    """Sums and releases of every split, compared bit for bit with the first."""
+    part, rows = spec["invariance"], []
+    first: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None = None
+    for clients, split in part["splits"]:
+        clients = min(clients, 100) if args.quick else clients
+        run = load(
+            None,
+            [
+                *base,
+                f"privacy.epsilon={part['epsilon']}",
+                f"data.clients={clients}",
+                f"data.partition={split}",
+                'method.heads=["lda"]',
+            ],
+        )
+        exchange, released, seconds = sums_of(run)
+        got = (exchange.exact, released)
+        first = first or got
+        same = [all(torch.equal(a[k], b[k]) for k in a) for a, b in zip(first, got, strict=True)]
+        rows.append(
+            {
+                "clients": clients,
+                "split": split,
+                "sums_identical": same[0],
+                "release_identical": same[1],
+                "seconds": seconds,
+            }
+        )
+        say(f"{clients} clients, {split}: sums {same[0]}, release {same[1]}, {seconds:.1f} s")
+        if not all(same):
+            failures.append(f"invariance: {clients} clients, {split}")
+    return rows
+
+
+def sums_of(run: Run) -> tuple[LocalExchange, dict[str, torch.Tensor], float]:
+    """Run the exchange alone; return it with its exact sums, the release, and seconds."""
+    made = prepare_run(run)
+    sites = open_sites(made)
+    exchange = LocalExchange(
+        made.method,
+        made.task,
+        run.privacy,
+        made.plan.sigma,
+        sites.loaders,
+        sites.names,
+        seed=run.seed,
+        observe=True,
+    )
+    started = time.perf_counter()
+    merged = exchange.round(0, made.plan.rounds[0], {})
+    return exchange, merged.tensors, time.perf_counter() - started
+
+
+def participation(
+    spec: dict[str, Any], base: list[str], args: argparse.Namespace, failures: list[str]
+) -> list[dict[str, Any]]:
+    """Accuracy when only a share of the clients takes part."""
+    part, rows = spec["participation"], []
+    for share in part["shares"]:
+        run = load(
+            None,
+            [
+                *base,
+                f"privacy.epsilon={part['epsilon']}",
+                f"data.clients={part['clients']}",
+                f"data.participation={share}",
+                "evaluation.membership=false",
+                "evaluation.ceiling=false",
+            ],
+        )
+        report = execute(run).report
+        heads = {h: r["accuracy"] for h, r in report["heads"].items()}
+        images = sum(c["images"] for c in report["clients"])
+        rows.append({"share": share, "images": images, "accuracy": heads})
+        say(f"{share:.0%} of {part['clients']} clients: {heads}")
+    return rows
+
+
+def cost(
+    spec: dict[str, Any], base: list[str], args: argparse.Namespace, failures: list[str]
+) -> dict[str, Any]:
+    """Bytes, client time over a bare encoder pass, memory and server time, in one run."""
+    part = spec["cost"]
+    out: dict[str, Any] = client_cost(base)
+    rows = []
+    for clients in part["clients"]:
+        clients = min(clients, 100) if args.quick else clients
+        command = [sys.executable, __file__, str(args.file), "--cost-child", str(clients)]
+        command += ["--threads", str(args.threads)] + (["--quick"] if args.quick else [])
+        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+        say(f"{clients} clients: {rows[-1]}")
+    out["runs"] = rows
+    out["memory_ratio"] = rows[-1]["memory_gib"] / rows[0]["memory_gib"]
+    out["memory_gib"] = max(r["memory_gib"] for r in rows)
+    out["kib_per_client"] = rows[0]["bytes_up"] / 1024
+    check(out, part.get("expect", {}), "cost", failures)
+    say(f"statistics / encode: {out['statistics_over_encode']:.3f}")
+    return out
+
+
+def client_cost(base: list[str], repeats: int = 5) -> dict[str, Any]:
+    """Time a client's whole work against encoding alone, alternating; medians."""
+    run = load(None, [*base, "privacy.epsilon=10", "data.clients=10", 'method.heads=["lda"]'])
+    made = prepare_run(run)
+    images = open_sites(made).together()
+    images = images.take(torch.arange(min(len(images), 6000)))
+    rnd = made.plan.rounds[0]
+    (query,) = rnd.queries
+    assert isinstance(query, MomentsQuery)
+    encoder = made.method.space.encoder  # type: ignore[attr-defined]
+    bare, whole = [], []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        for x, _labels in images.batches(BATCH):
+            encoder.encode_task(x)
+        bare.append(time.perf_counter() - started)
+        client = Client("bench", images, rnd, sigma=1, noise=None, max_images=65535)  # type: ignore[arg-type]
+        started = time.perf_counter()
+        sums = open_sensitive(client.moments(made.method.space.codes, query))  # type: ignore[attr-defined]
+        whole.append(time.perf_counter() - started)
+        complete(query, sums)
+    a, b = statistics.median(bare), statistics.median(whole)
+    return {
+        "images": len(images),
+        "encode_images_per_second": len(images) / a,
+        "client_images_per_second": len(images) / b,
+        "statistics_over_encode": b / a,
+    }
+
+
+def cost_child(base: list[str], clients: int) -> dict[str, Any]:
+    """Run one federation in a process of its own and report its peak memory."""
+    run = load(
+        None,
+        [
+            *base,
+            "privacy.epsilon=10",
+            f"data.clients={clients}",
+            'method.heads=["qda", "lda", "ridge"]',
+            "evaluation.ceiling=false",
+            "evaluation.membership=false",
+        ],
+    )
+    report = execute(run).report
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {
+        "clients": clients,
+        "memory_gib": peak,
+        "bytes_up": report["bytes_up"],
+        "client_seconds_sum": sum(c["seconds"] for c in report["clients"]),
+        "server_seconds": sum(report["details"]["seconds"].values()),
+        "total_seconds": report["timings"]["total"],
+    }
+
+
+def check(
+    got: dict[str, Any], expect: dict[str, list[float]], where: str, failures: list[str]
+) -> None:
+    """Compare with the ranges of the file."""
+    for key, (low, high) in expect.items():
+        if not low <= got[key] <= high:
+            failures.append(f"{where}: {key} must lie in [{low}, {high}]. Got {got[key]:.4g}")
+
+
+def settings(table: dict[str, Any], prefix: str = "") -> list[str]:
+    """Flatten a table to ``key=value`` settings."""
+    out = []
+    for key, value in table.items():
+        if isinstance(value, dict):
+            out += settings(value, f"{prefix}{key}.")
+        else:
+            out.append(f"{prefix}{key}={json.dumps(value)}")
+    return out
+
+
+def provenance(base: list[str]) -> dict[str, Any]:
+    """Say what was run, with what, on what."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True
+    ).stdout.strip()
+    return {
+        "commit": commit,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": versions(),
+        "device": f"cpu, {os.cpu_count()} cores, {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "base": base,
+    }
+
+
+def save(path: Path, results: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(to_json(results) + "\n", encoding="utf-8")
+    os.replace(aside, path)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

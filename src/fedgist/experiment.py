@@ -1,0 +1,213 @@
+"""One run from a config to a folder: plan, protocol, evaluation, report."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fedgist
+from fedgist.config import Run, dumps
+from fedgist.errors import ConfigError
+from fedgist.evaluation import attack_rows, score_heads
+from fedgist.exchange.local import LocalExchange, Visit
+from fedgist.report.export import save_classifier, write_synthetic
+from fedgist.report.figures import samples_png
+from fedgist.report.page import write_page
+from fedgist.report.record import versions, write_json
+from fedgist.run import drive
+from fedgist.setup import Prepared, Sites, blocks, open_sites, prepare_run, test_images
+from fedgist.types import MomentsQuery, Outcome
+
+__all__ = ["Progress", "Result", "execute", "plan_record"]
+
+
+class Progress:
+    """What a run tells while it goes on. The default says nothing."""
+
+    def stage(self, text: str) -> None:
+        """A new stage begins."""
+
+    def client(self, done: int, total: int, visit: Visit) -> None:
+        """One client has answered."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: the report as plain data, and the outcome."""
+
+    report: dict[str, Any]
+    outcome: Outcome
+
+
+def execute(run: Run, folder: Path | None = None, progress: Progress | None = None) -> Result:
+    """Run a simulation end to end; write everything to ``folder`` when one is given.
+
+    Raises:
+        FedGistError: with one line that names what is wrong. What was written stays readable.
+    """
+    tell = progress or Progress()
+    clock = _Clock()
+    made = prepare_run(run)
+    if folder is not None:
+        _claim_folder(folder)
+        _write_text(folder / "run.toml", dumps(run))
+    tell.stage("load")
+    sites, test = open_sites(made), test_images(made)
+    clock.lap("load")
+    exchange = LocalExchange(
+        made.method,
+        made.task,
+        run.privacy,
+        made.plan.sigma,
+        sites.loaders,
+        sites.names,
+        seed=run.seed,
+        progress=tell.client,
+        observe=run.evaluation.ceiling,
+    )
+    outcome = drive(made.method, made.task, exchange, made.plan.rounds, run.seed, tell.stage)
+    clock.lap("protocol")
+    files = [] if folder is None else _write_outcome(outcome, folder, made)
+    clock.lap("write")
+    tell.stage("evaluate")
+    heads = score_heads(made, outcome, exchange, sites, test)
+    clock.lap("evaluate")
+    membership = attack_rows(made, outcome, sites, test) if run.evaluation.membership else None
+    clock.lap("audit")
+    report = _report(made, outcome, exchange, sites)
+    report |= {"heads": heads, "membership": membership, "timings": clock.laps, "files": files}
+    if folder is not None:
+        tell.stage("report")
+        _write_report(report, outcome, folder)
+    return Result(report, outcome)
+
+
+def plan_record(run: Run) -> dict[str, Any]:
+    """Return what is known before any image is read, as plain data."""
+    made = prepare_run(run)
+    queries = [q for r in made.plan.rounds for q in r.queries]
+    moments = next((q for q in queries if isinstance(q, MomentsQuery)), None)
+    return {
+        "title": made.title,
+        "config": run.model_dump(),
+        "task": asdict(made.task),
+        "rounds": len(made.plan.rounds),
+        "left": blocks(made),
+        "claim": made.plan.claim.record(),
+        "bytes_up": made.plan.bytes_up,
+        "radius": None if moments is None else moments.clip,
+        "track": made.plan.claim.track,
+        "signal": "not known for this method"
+        if moments is None
+        else expected_signal(moments, made.plan.sigma),
+    }
+
+
+def expected_signal(query: MomentsQuery, sigma: float) -> str:
+    """Say from how many images per class on each block rises above its noise."""
+    if sigma <= 0:
+        return "no noise"
+    parts = []
+    d = query.dim
+    # A record's code has norm at most R: noise of the mean is σR√d / (√w·n) against R.
+    parts.append(f"class means from {sigma * d**0.5 / query.mean**0.5:,.0f} images a class")
+    for share, name in ((query.second, "class covariances"), (query.pooled, "pooled covariance")):
+        if share:
+            whole = "in all" if name.startswith("pooled") else "a class"
+            parts.append(f"{name} from {sigma * d**1.5 / share**0.5:,.0f} images {whole}")
+    return "; ".join(parts) + " (signal equal to noise)"
+
+
+def _report(made: Prepared, outcome: Outcome, exchange: LocalExchange, sites: Sites) -> dict[str, Any]:
+    split = sites.split
+    return {
+        "fedgist": fedgist.__version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "title": made.title,
+        "simulation": True,
+        "seed": made.run.seed,
+        "config": made.run.model_dump(),
+        "task": asdict(made.task),
+        "claim": made.plan.claim.record(),
+        "left": blocks(made),
+        "bytes_up": max((v.bytes_up for v in exchange.visits), default=0),
+        "bytes_down": max((v.bytes_down for v in exchange.visits), default=0),
+        "clients": [asdict(v) for v in exchange.visits],
+        "partition": None
+        if split is None
+        else {"spec": split.spec, "seed": split.seed, "table": sites.table},
+        "chosen": next(iter(outcome.classifiers), None),
+        "details": dict(outcome.details),
+        "versions": versions(),
+        "device": "cpu",
+    }
+
+
+def _write_outcome(outcome: Outcome, folder: Path, made: Prepared) -> list[dict[str, Any]]:
+    """Write classifiers and images as soon as they exist: nothing computed is lost later."""
+    files: list[dict[str, Any]] = []
+    extra = {
+        "claim": made.plan.claim.line(),
+        "title": made.title,
+        "task": json.dumps(asdict(made.task), ensure_ascii=False),
+    }
+    for i, (name, classifier) in enumerate(outcome.classifiers.items()):
+        path = folder / ("classifier.safetensors" if i == 0 else f"classifier-{name}.safetensors")
+        save_classifier(classifier, path, extra | {"head": name})
+        files.append(_file(path, f"classifier '{name}'" + (", the first asked for" * (i == 0))))
+    if outcome.synthetic is not None:
+        files += write_synthetic(outcome.synthetic, folder, made.plan.claim.record(), made.title)
+        samples_png(outcome.synthetic, folder / "samples.png")
+        files.append(_file(folder / "samples.png", "a look at the synthetic images"))
+    return files
+
+
+def _write_report(report: dict[str, Any], outcome: Outcome, folder: Path) -> None:
+    page, record = folder / "report.html", folder / "report.json"
+    report["files"] += [
+        _file(folder / "run.toml", "the resolved configuration; `fedgist run` takes it"),
+        {"path": record.name, "what": "everything measured", "bytes": None},
+        {"path": page.name, "what": "the same, to read", "bytes": None},
+    ]
+    write_json(record, report)
+    write_page(report, outcome.synthetic, page)
+
+
+def _file(path: Path, what: str) -> dict[str, Any]:
+    return {"path": path.name, "what": what, "bytes": path.stat().st_size}
+
+
+def _claim_folder(folder: Path) -> None:
+    """Make sure that results can be written before minutes are spent on them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as e:
+        raise ConfigError(f"--out must be a writable folder. Got {folder} ({e.strerror})") from e
+
+
+def _write_text(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+class _Clock:
+    """Seconds by stage, and in all."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {"total": 0.0}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self.laps["total"] += now - self._last
+        self._last = now

@@ -1,0 +1,141 @@
+"""From a config to everything that is ready before the protocol starts: plan, sites, test images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgist.config import Run, make_method
+from fedgist.data import Partition, Source, open_source, partition
+from fedgist.method import Method
+from fedgist.privacy.noise import noise_scales
+from fedgist.privacy.statistics import bit_widths, packed_bytes
+from fedgist.run import Plan, derive, generator, plan_of
+from fedgist.types import Images, MomentsQuery, Task
+
+__all__ = ["Prepared", "Sites", "blocks", "open_sites", "prepare_run", "test_images"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run before any private image is read."""
+
+    run: Run
+    method: Method
+    task: Task
+    plan: Plan
+    source: Source
+    title: str
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The clients that take part.
+
+    Attributes:
+        loaders: return one client's images; nothing is kept between calls.
+        names: for messages and reports.
+        split: how a simulation dealt the images out, or None for sites with data of their own.
+        table: int64 ``[all clients, classes]`` of that split. Simulations only.
+        together: returns all images at once, for ceilings and attacks.
+    """
+
+    loaders: Sequence[Callable[[], Images]]
+    names: Sequence[str]
+    split: Partition | None
+    table: list[list[int]] | None
+    together: Callable[[], Images]
+
+
+def prepare_run(run: Run) -> Prepared:
+    """Work out method, task and plan from public facts."""
+    method = make_method(run)
+    source = open_source(run.data.sites[0] if run.data.sites else run.data.source)
+    options = {k: v for k, v in run.task.model_dump().items() if v is not None}
+    task = source.task(**options)
+    plan = plan_of(method, task, run.privacy)
+    name = str(run.method["name"]).replace("_", "-")
+    return Prepared(run, method, task, plan, source, f"{name} on {task.name}")
+
+
+def open_sites(made: Prepared) -> Sites:
+    """Return one loader per client that takes part."""
+    data, task, seed = made.run.data, made.task, made.run.seed
+    if data.sites:
+        loaders = [_site_loader(where, task) for where in data.sites]
+        names = [Path(where).name or where for where in data.sites]
+        return Sites(loaders, names, None, None, lambda: _join([load() for load in loaders]))
+    images = made.source.images("train", task)
+    if data.limit is not None and data.limit < len(images):
+        order = torch.randperm(len(images), generator=generator(seed, "limit"))
+        images = images.take(order[: data.limit].sort().values)
+    split = partition(images, data.clients, data.partition, derive(seed, "partition") % 2**31)
+    chosen = _participants(data.clients, data.participation, seed)
+    rows = [split.clients[i] for i in chosen]
+    loaders = [lambda r=r: images.take(r) for r in rows]  # type: ignore[misc]
+    return Sites(
+        loaders,
+        [f"client {i}" for i in chosen],
+        split,
+        split.table(images.labels, len(task.classes)).tolist(),
+        lambda: images.take(torch.cat(rows).sort().values),
+    )
+
+
+def test_images(made: Prepared) -> Images | None:
+    """Return real images to test on, or None when there are none."""
+    where = made.run.data.test
+    if where is not None:
+        source = open_source(where)
+        return source.images("test" if "test" in source.splits else source.splits[0], made.task)
+    return made.source.images("test", made.task) if "test" in made.source.splits else None
+
+
+def blocks(made: Prepared) -> list[dict[str, Any]]:
+    """List what leaves each client: block, shape, numbers, bits, bytes, noise in grid units."""
+    rows = []
+    sigma = made.plan.sigma
+    noised = made.run.privacy.trust != "central" and sigma > 0
+    for query in (q for r in made.plan.rounds for q in r.queries):
+        if not isinstance(query, MomentsQuery):
+            continue
+        scales = noise_scales(query, sigma) if sigma > 0 else {}
+        widths = bit_widths(query, made.task.max_images, scales if noised else None)
+        for name, shape in query.shapes(noised=noised).items():
+            n = math.prod(shape)
+            rows.append(
+                {
+                    "block": name,
+                    "shape": list(shape),
+                    "numbers": n,
+                    "bits": widths[name],
+                    "bytes": packed_bytes(n, widths[name]),
+                    "noise": scales.get(name),
+                }
+            )
+    return rows
+
+
+def _site_loader(where: str, task: Task) -> Callable[[], Images]:
+    return lambda: open_source(where).images("train", task)
+
+
+def _participants(clients: int, share: float, seed: int) -> list[int]:
+    n = max(1, round(clients * share))
+    if n == clients:
+        return list(range(clients))
+    return sorted(torch.randperm(clients, generator=generator(seed, "participation"))[:n].tolist())
+
+
+def _join(parts: Sequence[Images]) -> Images:
+    same = len({p.pixels.dtype for p in parts}) == 1
+    return Images(
+        torch.cat([p.pixels if same else p.floats() for p in parts]),
+        torch.cat([p.labels for p in parts]),
+        parts[0].classes,
+    )

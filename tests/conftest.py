@@ -1,0 +1,34 @@
+"""Shared fixtures: tiny images, one thread, nothing from the network."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from fedgist.types import Images, Task
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _threads() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture
+def task() -> Task:
+    return Task("toy", ("a", "b", "c"), channels=1, size=8, max_images=500)
+
+
+@pytest.fixture
+def images(task: Task) -> Images:
+    """60 images of three classes that differ in where they are bright."""
+    rng = torch.Generator().manual_seed(7)
+    labels = torch.arange(60) % 3
+    pixels = torch.rand(60, 1, 8, 8, generator=rng) * 80
+    for i, y in enumerate(labels.tolist()):
+        pixels[i, 0, 2 * y : 2 * y + 3] += 150
+    return Images(pixels.round().to(torch.uint8), labels, task.classes)

@@ -1,0 +1,182 @@
+"""Promises that every method keeps. The folder is enumerated: an untested method cannot exist."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedgist.config import load, make_method
+from fedgist.errors import PrivacyError, UnplannedQuery
+from fedgist.exchange.local import LocalExchange
+from fedgist.method import method_names
+from fedgist.privacy.claim import Privacy
+from fedgist.privacy.client import Client, Sensitive, open_sensitive
+from fedgist.privacy.noise import SeededNoise
+from fedgist.run import drive, generator, plan_of
+from fedgist.types import Images, Round, Task
+
+# Settings that make a method fast on the toy task; a new method adds its line here or needs none.
+QUICK = {
+    "fedkt_csd": [
+        "method.synthetic_size=30",
+        "method.recipe.steps=3",
+        "method.recipe.width=4",
+        "method.recipe.batch=16",
+    ],
+}
+
+pytestmark = pytest.mark.parametrize("name", method_names())
+
+
+def build(name):
+    return make_method(load(None, [f"method.name={name}", *QUICK.get(name, [])]))
+
+
+def thirds(images):
+    return [images.take(torch.arange(len(images)) % 3 == i) for i in range(3)]
+
+
+def run_once(method, task, parts, privacy, seed=1):
+    plan = plan_of(method, task, privacy)
+    exchange = LocalExchange(
+        method,
+        task,
+        privacy,
+        plan.sigma,
+        [lambda p=p: p for p in parts],
+        [f"client {i}" for i in range(len(parts))],
+        seed=seed,
+    )
+    return drive(method, task, exchange, plan.rounds, seed), exchange
+
+
+def outcome_bytes(outcome):
+    out = []
+    if outcome.synthetic is not None:
+        out.append(outcome.synthetic.pixels.numpy().tobytes())
+    for name in sorted(outcome.classifiers):
+        tensors = outcome.classifiers[name].tensors()
+        out += [tensors[k].detach().numpy().tobytes() for k in sorted(tensors)]
+    return out
+
+
+def client(method, task, images, rnd, name="client 0"):
+    return Client(name, images, rnd, sigma=1.0, noise=SeededNoise(0), max_images=task.max_images)
+
+
+def test_same_seed_same_bytes_and_global_rng_untouched(name, task, images):
+    before = torch.get_rng_state()
+    a, _ = run_once(build(name), task, thirds(images), Privacy(epsilon=5))
+    b, _ = run_once(build(name), task, thirds(images), Privacy(epsilon=5))
+    c, _ = run_once(build(name), task, thirds(images), Privacy(epsilon=5), seed=2)
+    assert outcome_bytes(a) == outcome_bytes(b)
+    assert outcome_bytes(a) != outcome_bytes(c)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_inputs_are_untouched(name, task, images):
+    pixels, labels = images.pixels.clone(), images.labels.clone()
+    run_once(build(name), task, [images], Privacy(epsilon=5))
+    assert torch.equal(pixels, images.pixels)
+    assert torch.equal(labels, images.labels)
+
+
+def test_plan_depends_on_nothing_private_and_is_spent_exactly(name, task, images):
+    method = build(name)
+    rounds = tuple(method.plan(task))
+    assert rounds == tuple(build(name).plan(task))
+    for r, rnd in enumerate(rounds):
+        guard = client(method, task, images, rnd)
+        method.summarize(r, task, {}, guard, generator(0))
+        assert all(left == 0 for left in guard._left.values()), "a planned query was not asked"
+        if rnd.queries:
+            with pytest.raises(UnplannedQuery):
+                method.summarize(r, task, {}, guard, generator(0))
+
+
+def test_a_round_without_the_query_in_its_plan_is_refused(name, task, images):
+    method = build(name)
+    for r, rnd in enumerate(method.plan(task)):
+        if rnd.queries:
+            with pytest.raises(UnplannedQuery, match="client 0"):
+                bare = Round(rnd.reduce)
+                method.summarize(r, task, {}, client(method, task, images, bare), generator(0))
+
+
+@pytest.mark.parametrize("kind", ["empty", "one image", "one class", "all"])
+def test_gist_shape_is_the_same_for_every_client(name, task, images, kind):
+    rows = {
+        "empty": torch.zeros(0, dtype=torch.int64),
+        "one image": torch.tensor([4]),
+        "one class": (images.labels == 1).nonzero().flatten(),
+        "all": torch.arange(len(images)),
+    }[kind]
+    method = build(name)
+    for r, rnd in enumerate(method.plan(task)):
+        if rnd.raw or rnd.reduce != "sum":
+            continue
+        sent = method.summarize(r, task, {}, client(method, task, images.take(rows), rnd), generator(0))
+        tensors = open_sensitive(sent) if isinstance(sent, Sensitive) else sent
+        (query,) = rnd.queries
+        assert {k: tuple(v.shape) for k, v in tensors.items()} == query.shapes(noised=False)
+        assert all(v.dtype == torch.int64 for v in tensors.values())
+
+
+@pytest.mark.parametrize("trust", ["central", "local", "distributed"])
+def test_every_trust_model_runs_to_a_finite_outcome(name, task, images, trust):
+    method = build(name)
+    if trust == "distributed" and hasattr(method, "count_weight"):
+        method = replace(method, count_weight=16)
+    outcome, _ = run_once(method, task, thirds(images), Privacy(epsilon=3, trust=trust))
+    for classifier in outcome.classifiers.values():
+        scores = classifier.predict(images.floats())
+        assert scores.shape == (60, 3)
+        assert not bool(torch.isnan(scores).any())
+
+
+def test_hard_clients_still_give_a_finite_outcome(name, task, images):
+    nobody = images.take(torch.zeros(0, dtype=torch.int64))
+    flat = Images(torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.zeros(5, dtype=torch.int64), task.classes)
+    white = Images(torch.full((4, 1, 8, 8), 255, dtype=torch.uint8), torch.ones(4, dtype=torch.int64), task.classes)
+    one = images.take(torch.tensor([2]))
+    for parts in ([nobody], [one], [flat, white], [nobody, one, images]):
+        for epsilon in (math.inf, 1.0):
+            outcome, _ = run_once(build(name), task, parts, Privacy(epsilon=epsilon))
+            for classifier in outcome.classifiers.values():
+                assert not bool(torch.isnan(classifier.predict(images.floats()[:4])).any())
+
+
+def test_split_of_the_data_changes_no_bit_of_a_summed_release(name, task, images):
+    method = build(name)
+    if any(r.reduce != "sum" or r.raw for r in method.plan(task)):
+        pytest.skip("gists are pooled, not summed")
+    outcomes = [
+        outcome_bytes(run_once(method, task, parts, Privacy(epsilon=5))[0])
+        for parts in ([images], thirds(images), [images.take(torch.tensor([i])) for i in range(60)])
+    ]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def test_a_client_over_the_public_bound_is_refused(name, task, images):
+    small = Task(task.name, task.classes, task.channels, task.size, max_images=59)
+    with pytest.raises(Exception, match="client 0 must hold at most 59 images"):
+        run_once(build(name), small, [images], Privacy())
+
+
+def test_infinite_epsilon_is_never_claimed_finite(name, task, images):
+    plan = plan_of(build(name), task, Privacy(epsilon=math.inf))
+    assert math.isinf(plan.claim.epsilon)
+    assert plan.claim.noise_by == "nobody"
+
+
+def test_a_release_needs_noise(name, task, images):
+    method = build(name)
+    for r, rnd in enumerate(method.plan(task)):
+        guard = Client("c", images, rnd, sigma=0.0, noise=SeededNoise(0), max_images=500)
+        sent = method.summarize(r, task, {}, guard, generator(0))
+        if isinstance(sent, Sensitive):
+            with pytest.raises(PrivacyError, match="noise"):
+                guard.release(sent)

@@ -1,0 +1,105 @@
+"""The rules that keep the package a house one can find things in."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fedgist
+
+ROOT = Path(fedgist.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+# What each layer may import, from the bottom up; `run` stands for the modules that compose a run.
+LAYERS = [
+    {"types", "errors"},
+    {"data", "encoders", "privacy"},
+    {"method"},
+    {"train", "heads", "methods"},
+    {"run", "config"},
+    {"exchange", "audit", "report"},
+    {"setup"},
+    {"evaluation"},
+    {"experiment"},
+    {"summary", "cli", "api"},
+]
+RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+ONLY = {"dp_accounting": "privacy/accounting.py", "opendp": "privacy/noise.py"}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append(node.module)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_only_from_layers_below(path):
+    here = part_of(path)
+    if here == "__init__":
+        return
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "fedgist" or len(parts) == 1:
+            continue
+        assert RANK[parts[1]] <= RANK[here], f"{here} must not import {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_one_file_per_outside_library(path):
+    for name in imports(path):
+        home = ONLY.get(name.split(".")[0])
+        assert home is None or path == ROOT / home, f"{name} belongs in {home}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_stay_short(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.end_lineno - node.lineno
+            doc = ast.get_docstring(node)
+            body -= len(doc.splitlines()) if doc else 0
+            assert body <= 60, f"{node.name} has {body} lines"
+
+
+def test_methods_reach_neither_exchange_nor_audit_nor_cli():
+    for path in (ROOT / "methods").glob("*.py"):
+        for name in imports(path):
+            assert not name.startswith(("fedgist.exchange", "fedgist.audit", "fedgist.cli"))
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    allowed = {ROOT / "data" / "cifar.py"}  # a restricted unpickler, tested there
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        calls = {
+            f"{n.func.value.id}.{n.func.attr}"
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Call)
+            and isinstance(n.func, ast.Attribute)
+            and isinstance(n.func.value, ast.Name)
+        }
+        assert not names & {"eval", "exec"}, path
+        assert path in allowed or not calls & {"pickle.load", "pickle.loads", "torch.load"}, path
+
+
+def test_public_names_are_sorted_and_exist():
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            is_all = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+            if is_all:
+                names = ast.literal_eval(node.value)
+                assert len(set(names)) == len(names), path
