@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from fedgist.config import Run, load
-from fedgist.experiment import execute
 from fedgist.exchange.local import LocalExchange
+from fedgist.experiment import execute
 from fedgist.privacy.client import Client, open_sensitive
 from fedgist.privacy.statistics import complete
 from fedgist.report.record import to_json, versions
@@ -42,6 +42,7 @@ QUICK = [
 
 
 def main() -> int:
+    """Run the file named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--quick", action="store_true")
@@ -315,6 +316,7 @@ def provenance(base: list[str]) -> dict[str, Any]:
 
 
 def save(path: Path, results: dict[str, Any]) -> None:
+    """Write results aside and rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.tmp")
     aside.write_text(to_json(results) + "\n", encoding="utf-8")
@@ -322,6 +324,7 @@ def save(path: Path, results: dict[str, Any]) -> None:
 
 
 def say(text: str) -> None:
+    """Print to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,13 +1,13 @@
 """The command line: parses and calls, no logic.
 
-Results go to stdout, progress to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong use or input.
+Results go to stdout, progress to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong use or bad
+input.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from rich.progress import Progress as Bar
 
 import fedgist
 from fedgist.errors import ConfigError, FedGistError
+from fedgist.progress import Progress, Visit
 
 __all__ = ["app", "main"]
 
@@ -45,9 +46,7 @@ Heads = Annotated[
     list[str] | None, typer.Option("--head", help="qda, lda, ridge, decode; repeat for several.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the whole run.")]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Any key: --set privacy.delta=1e-6.")
-]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="Any key: --set privacy.delta=1e-6.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")]
@@ -75,10 +74,8 @@ def run(
         from fedgist.experiment import execute
         from fedgist.summary import print_result
 
-        resolved = load(
-            config, _sets(data, method, clients, partition, epsilon, head, seed, set_)
-        )
-        with _progress(resolved.data.clients) as tell:
+        resolved = load(config, _sets(data, method, clients, partition, epsilon, head, seed, set_))
+        with _Bars() as tell:
             result = execute(resolved, out, tell)
         if as_json:
             from fedgist.report.record import to_json
@@ -111,9 +108,7 @@ def plan(
         from fedgist.experiment import plan_record
         from fedgist.summary import print_plan
 
-        resolved = load(
-            config, _sets(data, method, clients, partition, epsilon, head, seed, set_)
-        )
+        resolved = load(config, _sets(data, method, clients, partition, epsilon, head, seed, set_))
         record = plan_record(resolved)
         _show(record, as_json, print_plan)
 
@@ -236,10 +231,10 @@ def _guarded(body: Callable[[], None], debug: bool) -> None:
         raise typer.Exit(130) from None
 
 
-class _progress:  # noqa: N801 - used as a function
+class _Bars(Progress):
     """Shows stages, clients and training steps on stderr."""
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self) -> None:
         self._bar = Bar(
             TextColumn("[bold]{task.description:<14}"),
             BarColumn(32),
@@ -249,9 +244,8 @@ class _progress:  # noqa: N801 - used as a function
             console=Console(stderr=True),
         )
         self._task: Any = None
-        self._started = time.perf_counter()
 
-    def __enter__(self) -> _progress:
+    def __enter__(self) -> _Bars:
         self._bar.start()
         return self
 
@@ -263,12 +257,9 @@ class _progress:  # noqa: N801 - used as a function
         self._finish()
         self._task = self._bar.add_task(text, total=None, note="")
 
-    def client(self, done: int, total: int, visit: Any) -> None:
+    def client(self, done: int, total: int, visit: Visit) -> None:
         note = f"{visit.bytes_up / 1024:.0f} KiB each, {visit.seconds:.2f} s"
         self._bar.update(self._task, completed=done, total=total, note=note)
-
-    def step(self, done: int, total: int) -> None:
-        self._bar.update(self._task, completed=done, total=total)
 
     def _finish(self) -> None:
         if self._task is not None:

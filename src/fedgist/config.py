@@ -56,7 +56,7 @@ class TaskOptions(_Strict):
 
 
 class Evaluation(_Strict):
-    """What is measured after the run, on data that a real federation would not have in one place."""
+    """What is measured after the run; a real federation has no such data in one place."""
 
     ceiling: bool = True
     """The same heads without noise, and the same network trained on the real images."""

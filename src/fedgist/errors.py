@@ -3,11 +3,11 @@
 ::
 
     FedGistError                 catch this to catch them all
-    ├── ConfigError              an option, a TOML key or a file name is wrong          (exit code 2)
-    ├── DataError                a file, a folder or an image cannot be used            (exit code 2)
-    ├── EncoderError             an encoder is missing, altered or gave unusable codes  (exit code 2)
-    ├── MissingExtra             an optional package is not installed                   (exit code 2)
-    └── PrivacyError             something would leave that must not                    (exit code 2)
+    ├── ConfigError              an option, a TOML key or a file name is wrong      (exit 2)
+    ├── DataError                a file, a folder or an image cannot be used        (exit 2)
+    ├── EncoderError             an encoder is missing, altered or unusable codes    (exit 2)
+    ├── MissingExtra             an optional package is not installed               (exit 2)
+    └── PrivacyError             something would leave that must not                (exit 2)
         └── UnplannedQuery       a method asked a client for more than its plan states
 
 Messages have one form: "X must be Y. Got Z", then what to do about it when that is not obvious.

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,23 @@ from fedgist.setup import Prepared, Sites
 from fedgist.train import Network, Recipe, evaluate, personalise, train
 from fedgist.types import Images, Merged, MomentsQuery, Outcome, Task
 
-__all__ = ["attack_rows", "evaluate_folder", "score_heads"]
+__all__ = ["attack_rows", "evaluate_folder", "exact_outcome", "score_heads"]
+
+
+def exact_outcome(made: Prepared, exchange: LocalExchange) -> Outcome | None:
+    """Build the closed-form heads from the exact sums that a simulation has kept."""
+    closed = tuple(h for h in getattr(made.method, "heads", ()) if h != "decode")
+    if not closed or not exchange.exact:
+        return None
+    method = replace(made.method, heads=closed)  # type: ignore[type-var]
+    rng = generator(made.run.seed, "ceiling")
+    merged = Merged(exchange.exact, 0.0, len(exchange.names))
+    state = method.update(0, made.task, method.start(made.task, rng), merged, rng)
+    return method.finish(made.task, state, rng)
 
 
 def score_heads(
-    made: Prepared, outcome: Outcome, exchange: LocalExchange, sites: Sites, test: Images | None
+    made: Prepared, outcome: Outcome, exact: Outcome | None, sites: Sites, test: Images | None
 ) -> dict[str, dict[str, Any]]:
     """Measure every head on real test images, next to what it would reach without privacy."""
     heads: dict[str, dict[str, Any]] = {name: {} for name in outcome.classifiers}
@@ -41,13 +54,15 @@ def score_heads(
         score = evaluate(classifier, test)
         heads[name] = {"accuracy": score.accuracy, "per_class": score.per_class}
         space = getattr(made.method, "space", None)
-        if options.codec_consistent and isinstance(classifier, Network) and _decodes(space):
-            heads[name]["codec_consistent"] = evaluate(
-                classifier, test, lambda x, s=space: through_codec(x, s, made.task)
-            ).accuracy
+        wanted = options.codec_consistent and isinstance(classifier, Network)
+        if wanted and isinstance(space, CodeSpace) and space.encoder.decodes:
+            through = partial(through_codec, space=space, task=made.task)
+            heads[name]["codec_consistent"] = evaluate(classifier, test, through).accuracy
     if options.ceiling:
-        for name, value in _ceilings(made, exchange, sites, test).items():
-            heads[name]["ceiling"] = value
+        for name, classifier in exact.classifiers.items() if exact else ():
+            heads[name]["ceiling"] = evaluate(classifier, test).accuracy
+        if (real := _real_network(made, sites, test)) is not None:
+            heads["decode"]["ceiling"] = real
     if options.personalise:
         for name, classifier in outcome.classifiers.items():
             if isinstance(classifier, Network):
@@ -121,29 +136,13 @@ def _task(meta: Mapping[str, str], path: Path) -> Task:
         raise DataError(f"{path} must carry the task it was made for. Got none that reads") from e
 
 
-def _decodes(space: object) -> bool:
-    return isinstance(space, CodeSpace) and space.encoder.decodes
-
-
-def _ceilings(
-    made: Prepared, exchange: LocalExchange, sites: Sites, test: Images
-) -> dict[str, float]:
-    """Closed-form heads from the exact sums; the network on the real images themselves."""
-    wanted = getattr(made.method, "heads", ())
-    closed = tuple(h for h in wanted if h != "decode")
-    out: dict[str, float] = {}
-    if closed and exchange.exact:
-        method = replace(made.method, heads=closed)  # type: ignore[type-var]
-        rng = generator(made.run.seed, "ceiling")
-        merged = Merged(exchange.exact, 0.0, len(sites.names))
-        state = method.update(0, made.task, method.start(made.task, rng), merged, rng)
-        exact = method.finish(made.task, state, rng)
-        out = {n: evaluate(c, test).accuracy for n, c in exact.classifiers.items()}
+def _real_network(made: Prepared, sites: Sites, test: Images) -> float | None:
+    """Return the accuracy of the same network trained on the real images themselves."""
     recipe = getattr(made.method, "recipe", None)
-    if "decode" in wanted and isinstance(recipe, Recipe):
-        network = train(sites.together(), recipe, generator(made.run.seed, "ceiling"))
-        out["decode"] = evaluate(network, test).accuracy
-    return out
+    if "decode" not in getattr(made.method, "heads", ()) or not isinstance(recipe, Recipe):
+        return None
+    network = train(sites.together(), recipe, generator(made.run.seed, "ceiling"))
+    return evaluate(network, test).accuracy
 
 
 def _personalise(made: Prepared, network: Network, sites: Sites) -> dict[str, Any]:

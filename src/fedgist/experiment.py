@@ -13,8 +13,9 @@ from typing import Any
 import fedgist
 from fedgist.config import Run, dumps
 from fedgist.errors import ConfigError
-from fedgist.evaluation import attack_rows, score_heads
-from fedgist.exchange.local import LocalExchange, Visit
+from fedgist.evaluation import attack_rows, exact_outcome, score_heads
+from fedgist.exchange.local import LocalExchange
+from fedgist.progress import Progress
 from fedgist.report.export import save_classifier, write_synthetic
 from fedgist.report.figures import samples_png
 from fedgist.report.page import write_page
@@ -23,17 +24,7 @@ from fedgist.run import drive
 from fedgist.setup import Prepared, Sites, blocks, open_sites, prepare_run, test_images
 from fedgist.types import MomentsQuery, Outcome
 
-__all__ = ["Progress", "Result", "execute", "plan_record"]
-
-
-class Progress:
-    """What a run tells while it goes on. The default says nothing."""
-
-    def stage(self, text: str) -> None:
-        """A new stage begins."""
-
-    def client(self, done: int, total: int, visit: Visit) -> None:
-        """One client has answered."""
+__all__ = ["Result", "execute", "plan_record"]
 
 
 @dataclass(frozen=True)
@@ -67,19 +58,22 @@ def execute(run: Run, folder: Path | None = None, progress: Progress | None = No
         sites.loaders,
         sites.names,
         seed=run.seed,
-        progress=tell.client,
+        progress=tell,
         observe=run.evaluation.ceiling,
     )
-    outcome = drive(made.method, made.task, exchange, made.plan.rounds, run.seed, tell.stage)
+    outcome = drive(made.method, made.task, exchange, made.plan.rounds, run.seed, tell)
     clock.lap("protocol")
     files = [] if folder is None else _write_outcome(outcome, folder, made)
     clock.lap("write")
     tell.stage("evaluate")
-    heads = score_heads(made, outcome, exchange, sites, test)
+    exact = exact_outcome(made, exchange) if run.evaluation.ceiling else None
+    heads = score_heads(made, outcome, exact, sites, test)
     clock.lap("evaluate")
     membership = attack_rows(made, outcome, sites, test) if run.evaluation.membership else None
     clock.lap("audit")
     report = _report(made, outcome, exchange, sites)
+    if exact is not None:
+        _add_exact_spectrum(report["details"], exact)
     report |= {"heads": heads, "membership": membership, "timings": clock.laps, "files": files}
     if folder is not None:
         tell.stage("report")
@@ -123,7 +117,9 @@ def expected_signal(query: MomentsQuery, sigma: float) -> str:
     return "; ".join(parts) + " (signal equal to noise)"
 
 
-def _report(made: Prepared, outcome: Outcome, exchange: LocalExchange, sites: Sites) -> dict[str, Any]:
+def _report(
+    made: Prepared, outcome: Outcome, exchange: LocalExchange, sites: Sites
+) -> dict[str, Any]:
     split = sites.split
     return {
         "fedgist": fedgist.__version__,
@@ -146,6 +142,13 @@ def _report(made: Prepared, outcome: Outcome, exchange: LocalExchange, sites: Si
         "versions": versions(),
         "device": "cpu",
     }
+
+
+def _add_exact_spectrum(details: dict[str, Any], exact: Outcome) -> None:
+    """Set the spectrum without noise beside the released one, when both are of one class."""
+    seen, true = details.get("spectra"), exact.details.get("spectra")
+    if seen and true and seen["class"] == true["class"]:
+        details["spectra"] = seen | {"exact": true["released"]}
 
 
 def _write_outcome(outcome: Outcome, folder: Path, made: Prepared) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -38,7 +39,9 @@ class Method(ABC):
         """Meet the data of one client in round ``r``. The only code of a method that does."""
 
     @abstractmethod
-    def update(self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator) -> State:
+    def update(
+        self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator
+    ) -> State:
         """Take in what the exchange merged (for a sum round: noised int64 sums)."""
 
     @abstractmethod
@@ -48,9 +51,8 @@ class Method(ABC):
 
 def method_names() -> list[str]:
     """List the methods that ship with FedGist."""
-    import fedgist.methods as folder
-
-    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name[0] != "_")
+    folder = Path(__file__).parent / "methods"
+    return sorted(m.name for m in pkgutil.iter_modules([str(folder)]) if m.name[0] != "_")
 
 
 def method_class(name: str) -> type[Method]:

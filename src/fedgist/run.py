@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +13,18 @@ from fedgist.method import Method
 from fedgist.privacy.claim import Claim, Privacy, calibrate, claim_of
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import bit_widths, packed_bytes
+from fedgist.progress import Progress
 from fedgist.types import Merged, MomentsQuery, Outcome, Round, Task, Tensors
 
-__all__ = ["Exchange", "Plan", "drive", "generator", "plan_of", "upload_bytes"]
+__all__ = [
+    "Exchange",
+    "Plan",
+    "derive",
+    "drive",
+    "generator",
+    "plan_of",
+    "upload_bytes",
+]
 
 
 class Exchange(Protocol):
@@ -58,15 +67,16 @@ def drive(
     exchange: Exchange,
     rounds: Sequence[Round],
     seed: int,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress | None = None,
 ) -> Outcome:
     """Run the whole protocol. Every exchange uses this loop and no other."""
+    tell = progress or Progress()
     state = method.start(task, generator(seed, "start"))
     for r, rnd in enumerate(rounds):
-        progress(f"round {r + 1} of {len(rounds)}")
+        tell.stage(f"round {r + 1} of {len(rounds)}")
         merged = exchange.round(r, rnd, state.shared)
         state = method.update(r, task, state, merged, generator(seed, "update", r))
-    progress("server")
+    tell.stage("server")
     return method.finish(task, state, generator(seed, "finish"))
 
 

@@ -1,4 +1,4 @@
-"""From a config to everything that is ready before the protocol starts: plan, sites, test images."""
+"""From a config to what the protocol needs: plan, sites, test images."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ __all__ = [
     "Classifier",
     "Images",
     "Merged",
+    "MomentsQuery",
     "Outcome",
+    "Query",
     "Round",
     "State",
     "SumQuery",
-    "MomentsQuery",
-    "Query",
     "Task",
     "Tensors",
     "Trust",
@@ -44,7 +44,7 @@ class Images:
     """Labelled images of one size.
 
     Attributes:
-        pixels: uint8 ``[n, c, h, w]`` in 0..255, or float32 ``[n, c, h, w]`` in [0, 1]; c is 1 or 3.
+        pixels: uint8 ``[n, c, h, w]`` in 0..255, or float32 in [0, 1]; c is 1 or 3.
         labels: int64 ``[n]``, positions in ``classes``.
         classes: the task's class names. A client that holds none of a class still lists it.
         groups: int64 ``[n]``, who each image belongs to (a person, a site), or None when unknown.

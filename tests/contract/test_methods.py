@@ -118,7 +118,9 @@ def test_gist_shape_is_the_same_for_every_client(name, task, images, kind):
     for r, rnd in enumerate(method.plan(task)):
         if rnd.raw or rnd.reduce != "sum":
             continue
-        sent = method.summarize(r, task, {}, client(method, task, images.take(rows), rnd), generator(0))
+        sent = method.summarize(
+            r, task, {}, client(method, task, images.take(rows), rnd), generator(0)
+        )
         tensors = open_sensitive(sent) if isinstance(sent, Sensitive) else sent
         (query,) = rnd.queries
         assert {k: tuple(v.shape) for k, v in tensors.items()} == query.shapes(noised=False)
@@ -139,8 +141,14 @@ def test_every_trust_model_runs_to_a_finite_outcome(name, task, images, trust):
 
 def test_hard_clients_still_give_a_finite_outcome(name, task, images):
     nobody = images.take(torch.zeros(0, dtype=torch.int64))
-    flat = Images(torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.zeros(5, dtype=torch.int64), task.classes)
-    white = Images(torch.full((4, 1, 8, 8), 255, dtype=torch.uint8), torch.ones(4, dtype=torch.int64), task.classes)
+    flat = Images(
+        torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.zeros(5, dtype=torch.int64), task.classes
+    )
+    white = Images(
+        torch.full((4, 1, 8, 8), 255, dtype=torch.uint8),
+        torch.ones(4, dtype=torch.int64),
+        task.classes,
+    )
     one = images.take(torch.tensor([2]))
     for parts in ([nobody], [one], [flat, white], [nobody, one, images]):
         for epsilon in (math.inf, 1.0):

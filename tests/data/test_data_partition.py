@@ -214,8 +214,9 @@ def test_wrong_numbers() -> None:
 def test_no_network_no_output_no_global_random_state(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket, "socket", None)
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[union-attr]
+    partition(balanced(), 20, "iid", 0)  # imports
+    monkeypatch.setattr(socket, "socket", None)
     for spec in EVERY:
         partition(balanced(), 20, spec, 0)
     assert random.getstate() == states[0]

@@ -111,8 +111,18 @@ def test_the_synthetic_set_is_a_data_source(finished, tmp_path):
     out, _ = finished
     data = out / "synthetic" / "synthetic.npz"
     result = fedgist(
-        "run", "--data", data, "--clients", 2, "--head", "lda", "--out", tmp_path / "o",
-        "--set", "data.test=fashion-mini", "--json",
+        "run",
+        "--data",
+        data,
+        "--clients",
+        2,
+        "--head",
+        "lda",
+        "--out",
+        tmp_path / "o",
+        "--set",
+        "data.test=fashion-mini",
+        "--json",
     )
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["heads"]["lda"]["accuracy"] > 0.1
@@ -140,8 +150,19 @@ def test_sites_with_data_of_their_own(tmp_path):
     sites = json.dumps([str(tmp_path / "north"), str(tmp_path / "south")])
     out = tmp_path / "out"
     result = fedgist(
-        "run", "--set", f"data.sites={sites}", "--set", f"data.test={tmp_path / 'north'}",
-        "--set", "task.size=12", "--epsilon", "inf", "--head", "lda", "--out", out,
+        "run",
+        "--set",
+        f"data.sites={sites}",
+        "--set",
+        f"data.test={tmp_path / 'north'}",
+        "--set",
+        "task.size=12",
+        "--epsilon",
+        "inf",
+        "--head",
+        "lda",
+        "--out",
+        out,
     )
     assert result.returncode == 0, result.stderr
     report = json.loads((out / "report.json").read_text())
@@ -209,9 +230,15 @@ def test_version_and_help():
     for command in ("run", "plan", "evaluate", "encoder"):
         assert command in fedgist("--help").stdout
     env = os.environ | {"COLUMNS": "100"}
-    assert "--epsilon" in subprocess.run(
-        [sys.executable, "-m", "fedgist", "run", "--help"], capture_output=True, text=True, env=env
-    ).stdout
+    assert (
+        "--epsilon"
+        in subprocess.run(
+            [sys.executable, "-m", "fedgist", "run", "--help"],
+            capture_output=True,
+            text=True,
+            env=env,
+        ).stdout
+    )
 
 
 def test_readme_names_commands_that_exist():

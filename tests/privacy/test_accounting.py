@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import fedgist
 from fedgist.errors import ConfigError
 from fedgist.privacy.accounting import (
+    Law,
     check_budget,
     delta_gaussian,
     dp_event,
@@ -24,7 +25,7 @@ from fedgist.privacy.accounting import (
     sigma_for,
     sigma_gaussian,
 )
-from fedgist.types import MomentsQuery, Round, SumQuery
+from fedgist.types import Adjacency, MomentsQuery, Round, SumQuery
 
 SIGMAS = [  # ε, δ, exact σ, the classic sqrt(2 ln(1.25/δ))/ε
     (10, 1e-5, 0.499888619709),
@@ -127,9 +128,7 @@ def test_rounds_compose_like_queries() -> None:
     assert together == plan_multiplier([Round("sum", (a,)), Round("pool", (b,))], "add-remove")
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "sigma"), [(10, 0.529598), (3, 1.493206), (1, 4.045130)]
-)
+@pytest.mark.parametrize(("epsilon", "sigma"), [(10, 0.529598), (3, 1.493206), (1, 4.045130)])
 def test_sigma_of_the_discrete_gaussian(epsilon: float, sigma: float) -> None:
     assert sigma_for(epsilon, 1e-5, "discrete-gaussian") == pytest.approx(sigma, abs=1e-6)
     assert epsilon_of(sigma, 1e-5, "discrete-gaussian") == pytest.approx(epsilon, rel=1e-5)
@@ -162,16 +161,14 @@ def test_zcdp_conversion_is_never_below_the_gaussian_it_bounds() -> None:
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "replace-same-class"])
 @pytest.mark.parametrize("records", [1, 4])
-def test_the_event_of_a_plan_reads_like_the_claim(adjacency: str, records: int) -> None:
+def test_the_event_of_a_plan_reads_like_the_claim(adjacency: Adjacency, records: int) -> None:
     plan = [
         Round("sum", (MomentsQuery(2.0, 8, 3), SumQuery(1.0, scale=3.0, times=5))),
         Round("pool", (SumQuery(1.0, scale=1.5, per_class=True),)),
     ]
     sigma = sigma_for(3, 1e-5, "discrete-gaussian") * plan_multiplier(plan, adjacency, records)
     event = dp_event(plan, sigma, adjacency, records)
-    ours = epsilon_of(
-        sigma / plan_multiplier(plan, adjacency, records), 1e-5, "discrete-gaussian"
-    )
+    ours = epsilon_of(sigma / plan_multiplier(plan, adjacency, records), 1e-5, "discrete-gaussian")
     assert ours == pytest.approx(3, rel=1e-9)
     assert ours <= epsilon_event(event, 1e-5) * (1 + 1e-9)
     assert epsilon_event(event, 1e-5) == pytest.approx(3, rel=1e-4)
@@ -253,7 +250,7 @@ def test_no_source_file_holds_the_classic_formula_or_an_unsound_accountant() -> 
     st.sampled_from(["gaussian", "discrete-gaussian"]),
 )
 def test_sigma_and_epsilon_are_inverse_and_monotone(
-    epsilon: float, exponent: float, law: str
+    epsilon: float, exponent: float, law: Law
 ) -> None:
     delta = 10**exponent
     sigma = sigma_for(epsilon, delta, law)
@@ -280,7 +277,7 @@ def test_delta_must_lie_between_0_and_1(delta: float) -> None:
 
 
 @pytest.mark.parametrize("law", ["gaussian", "discrete-gaussian"])
-def test_what_is_unknown_or_extreme_promises_nothing(law: str) -> None:
+def test_what_is_unknown_or_extreme_promises_nothing(law: Law) -> None:
     assert epsilon_of(math.nan, 1e-5, law) == math.inf
     assert epsilon_of(0.0, 1e-5, law) == math.inf
     assert epsilon_of(-1.0, 1e-5, law) == math.inf

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedgist.errors import ConfigError, PrivacyError
 from fedgist.privacy.accounting import epsilon_of, sensitivity, sigma_for
 from fedgist.privacy.claim import Claim, Privacy, calibrate, claim_of, summed_sigma
-from fedgist.types import MomentsQuery, Round, SumQuery
+from fedgist.types import Adjacency, MomentsQuery, Round, SumQuery
 
 JOINT = MomentsQuery(3.0, 8, 10)
 EXACT = MomentsQuery(3.0, 8, 10, 0.5, 0.3, 0.2, 0.0, exact_counts=True)
@@ -29,7 +29,9 @@ def made(*queries: Any, raw: bool = False, **terms: Any) -> tuple[list[Round], P
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize("records", [1, 5])
-def test_the_claim_is_what_was_asked_for(adjacency: str, epsilon: float, records: int) -> None:
+def test_the_claim_is_what_was_asked_for(
+    adjacency: Adjacency, epsilon: float, records: int
+) -> None:
     unit = "image" if records == 1 else "person"
     _, _, claim = made(JOINT, epsilon=epsilon, adjacency=adjacency, unit=unit, records=records)
     assert claim.epsilon == pytest.approx(epsilon, rel=1e-9)
@@ -44,7 +46,7 @@ def test_the_claim_is_what_was_asked_for(adjacency: str, epsilon: float, records
 @settings(deadline=None, max_examples=25)
 @given(st.floats(0.1, 30), st.integers(1, 4), st.sampled_from(ADJACENCIES), st.floats(0.3, 5))
 def test_any_plan_is_calibrated_to_its_budget(
-    epsilon: float, times: int, adjacency: str, scale: float
+    epsilon: float, times: int, adjacency: Adjacency, scale: float
 ) -> None:
     queries = (JOINT, SumQuery(1.0, scale=scale, times=times), SumQuery(2.0, per_class=True))
     _, _, claim = made(*queries, epsilon=epsilon, adjacency=adjacency)
@@ -94,8 +96,10 @@ def test_a_joint_release_saves_noise_against_the_published_split(
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
-def test_exact_counts_are_not_private(adjacency: str) -> None:
-    with pytest.raises(PrivacyError, match=rf"^the plan must be private under {adjacency} for .*inf"):
+def test_exact_counts_are_not_private(adjacency: Adjacency) -> None:
+    with pytest.raises(
+        PrivacyError, match=rf"^the plan must be private under {adjacency} for .*inf"
+    ):
         made(EXACT, epsilon=3, adjacency=adjacency)
     plan = [Round("sum", (EXACT,))]
     claim = claim_of(plan, Privacy(epsilon=3, adjacency=adjacency), 5.0, track="t")

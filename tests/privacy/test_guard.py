@@ -21,7 +21,7 @@ from fedgist.errors import DataError, PrivacyError, UnplannedQuery
 from fedgist.privacy.client import Client, Contribution, Sensitive, open_sensitive
 from fedgist.privacy.noise import SeededNoise, SystemNoise, noise_tensors
 from fedgist.privacy.statistics import complete
-from fedgist.types import Images, MomentsQuery, Query, Round, SumQuery
+from fedgist.types import Images, MomentsQuery, Query, Round, SumQuery, Unit
 
 CLASSES = ("a", "b", "c")
 QUERY = MomentsQuery(1.5, 6, 3)
@@ -143,7 +143,7 @@ def test_rows_that_are_not_finite_are_refused(bad: float) -> None:
         lambda c: c.moments(broken, QUERY),
         lambda c: c.sum(broken_rows, ROWS),
     ):
-        with pytest.raises(DataError, match="site-7: rows must be finite. Got NaN or Inf"):
+        with pytest.raises(DataError, match=r"site-7: rows must be finite\. Got NaN or Inf"):
             ask(client_of(images_of(9), QUERY, ROWS))
 
 
@@ -178,7 +178,7 @@ def test_rows_must_be_one_per_image_and_always_alike(wrong: Callable[..., object
 
 def test_a_client_above_the_public_bound_is_refused() -> None:
     client_of(images_of(20), QUERY, max_images=20)
-    with pytest.raises(DataError, match="site-7 must hold at most 20 images. Got 21"):
+    with pytest.raises(DataError, match=r"site-7 must hold at most 20 images\. Got 21"):
         client_of(images_of(21), QUERY, max_images=20)
     with pytest.raises(DataError):  # before any contribution bound could hide it
         client_of(images_of(21), QUERY, max_images=20, contribution=Contribution("client", 5))
@@ -240,7 +240,9 @@ def test_a_record_moves_a_sum_by_its_clipped_row_in_its_own_class() -> None:
         rest = torch.arange(50) != i
         with_it = open_sensitive(client_of(images, query).sum(rows_of, query))
         without = open_sensitive(client_of(images.take(rest), query).sum(rows_of, query))
-        square = sum(((with_it[k] - without[k]) ** 2).reshape(3, -1).sum(1) for k in with_it)
+        square = torch.stack(
+            [((with_it[k] - without[k]) ** 2).reshape(3, -1).sum(1) for k in with_it]
+        ).sum(0)
         own = int(images.labels[i])
         assert 0 < int(square[own]) <= 512**2
         assert [int(s) for c, s in enumerate(square) if c != own] == [0, 0]
@@ -252,7 +254,10 @@ def test_a_person_gives_at_most_k_images(seed: int, n: int, k: int) -> None:
     images = images_of(n, seed, groups=True)
     kept, note = Contribution("person", k).keep(images, seed)
     assert note is None and images.groups is not None and kept.groups is not None
-    held, used = torch.bincount(images.groups, minlength=5), torch.bincount(kept.groups, minlength=5)
+    held, used = (
+        torch.bincount(images.groups, minlength=5),
+        torch.bincount(kept.groups, minlength=5),
+    )
     assert torch.equal(used, held.clamp(max=k))
     for person in range(5):  # whoever else is there, the same images of this person are used
         alone = images.take(images.groups == person)
@@ -292,10 +297,10 @@ def test_a_client_gives_at_most_k_images(n: int, k: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("unit", ["image", "person", "client"])
-def test_inputs_and_global_generators_are_untouched(unit: str) -> None:
+def test_inputs_and_global_generators_are_untouched(unit: Unit) -> None:
     images = images_of(70, groups=True)
     before = [t.clone() for t in (images.pixels, images.labels, images.groups)]  # type: ignore[union-attr]
-    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    states = torch.get_rng_state(), np.random.get_state(legacy=True)[1].copy(), random.getstate()
     for noise in (SeededNoise(0), SystemNoise()):
         client = client_of(
             images, QUERY, ROWS, noise=noise, contribution=Contribution(unit, 1 + (unit != "image"))
@@ -305,7 +310,9 @@ def test_inputs_and_global_generators_are_untouched(unit: str) -> None:
     after = (images.pixels, images.labels, images.groups)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))  # type: ignore[arg-type]
     assert torch.equal(torch.get_rng_state(), states[0])
-    assert (np.random.get_state()[1] == states[1]).all() and random.getstate() == states[2]
+    assert (np.random.get_state(legacy=True)[1] == states[1]).all() and random.getstate() == states[
+        2
+    ]
 
 
 def test_a_client_shows_methods_nothing_of_its_data() -> None:

@@ -46,9 +46,7 @@ def test_integer_norm_is_bounded_exactly(z: list[list[float]], clip: float, leve
 
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**31), st.integers(1, 200), st.integers(1, 4096), st.floats(0.01, 100))
-def test_bound_where_rounding_pushes_over_it(
-    seed: int, d: int, levels: int, clip: float
-) -> None:
+def test_bound_where_rounding_pushes_over_it(seed: int, d: int, levels: int, clip: float) -> None:
     rng = torch.Generator().manual_seed(seed)
     z = torch.randn(20, d, generator=rng, dtype=torch.float64)
     z = z / z.norm(dim=1, keepdim=True) * clip
@@ -83,7 +81,7 @@ def test_what_is_on_the_grid_stays(seed: int, d: int, levels: int) -> None:
     assert torch.equal(clip_to_grid(u * (0.37 / levels), 0.37, levels), u)
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 7, 64, 128, 131, 1000])
+@pytest.mark.parametrize("d", [1, 2, 3, 7, 64, 128, 131, 400])
 def test_a_row_does_not_depend_on_its_batch(d: int) -> None:
     rng = torch.Generator().manual_seed(d)
     z = torch.randn(250, d, generator=rng, dtype=torch.float64)

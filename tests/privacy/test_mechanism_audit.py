@@ -50,9 +50,7 @@ def data(canary: tuple[float, ...] | None, label: int = 0) -> tuple[Images, Tens
 
 
 def client_of(world: tuple[Images, Tensor], sigma: float, noise: Noise) -> Client:
-    return Client(
-        "c", world[0], Round("sum", (QUERY,)), sigma=sigma, noise=noise, max_images=100
-    )
+    return Client("c", world[0], Round("sum", (QUERY,)), sigma=sigma, noise=noise, max_images=100)
 
 
 def encoder(codes: Tensor) -> Callable[[Tensor], Tensor]:
@@ -81,7 +79,7 @@ class Mechanism:
     weak: float = 1.0
     releases: int = 1
     noiseless: str = ""
-    post: Callable[[Tensor], Tensor] = staticmethod(lambda v: v)
+    late_clip: float = math.inf
 
     def draws(
         self, world: tuple[Images, Tensor], sigma: float, seed: int, n: int
@@ -95,8 +93,8 @@ class Mechanism:
             for _ in range(self.releases):
                 drawn = noise_tensors(QUERY, sigma * self.weak, noise, like)
                 for k, v in like.items():
-                    noisy = v if k == self.noiseless else v + drawn[k]
-                    total[k] += self.post(noisy.to(torch.float64)) / self.releases
+                    noisy = (v if k == self.noiseless else v + drawn[k]).to(torch.float64)
+                    total[k] += noisy.clamp(-self.late_clip, self.late_clip) / self.releases
             yield flat(total)
 
 
@@ -202,7 +200,7 @@ MUTANTS = {
     "noise 10 % too small": Mechanism(weak=0.9),
     "two releases, each at the full budget": Mechanism(releases=2),
     "counts without noise": Mechanism(noiseless="count"),
-    "noise before the clip": Mechanism(sums=unclipped, post=lambda v: v.clamp(-(2**22), 2**22)),
+    "noise before the clip": Mechanism(sums=unclipped, late_clip=2**22),
 }
 
 

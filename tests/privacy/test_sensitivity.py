@@ -1,4 +1,4 @@
-"""The sensitivity formula against optimisation over pairs of neighbours, through the real scales."""
+"""The sensitivity formula against a search over pairs of neighbours, through the real scales."""
 
 import math
 
@@ -12,7 +12,7 @@ from fedgist.errors import ConfigError
 from fedgist.privacy.accounting import epsilon_of, sensitivity, sigma_gaussian
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import MomentSums, clip_to_grid, complete, to_triangle
-from fedgist.types import MomentsQuery, SumQuery
+from fedgist.types import Adjacency, MomentsQuery, SumQuery
 
 SHARES = [  # mean, class second moment, pooled second moment, count
     (0.5, 0.3, 0.18, 0.02),
@@ -58,7 +58,7 @@ def into_ball(w: Tensor) -> Tensor:
     return w / w.norm(dim=-1, keepdim=True).clamp(min=1)
 
 
-def largest(query: MomentsQuery, adjacency: str, seed: int) -> float:
+def largest(query: MomentsQuery, adjacency: Adjacency, seed: int) -> float:
     """The largest distance of neighbours that gradient ascent and a grid of angles find."""
     d, n = query.dim, 24
     rng = torch.Generator().manual_seed(seed)
@@ -92,7 +92,7 @@ def largest(query: MomentsQuery, adjacency: str, seed: int) -> float:
 
 @pytest.mark.parametrize("d", [2, 3, 8])
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "replace-same-class"])
-def test_formula_bounds_every_pair_and_is_attained(adjacency: str, d: int) -> None:
+def test_formula_bounds_every_pair_and_is_attained(adjacency: Adjacency, d: int) -> None:
     for seed, shares in enumerate(SHARES):
         query = query_of(shares, d)
         formula = sensitivity(query, adjacency)
@@ -131,7 +131,10 @@ def test_integer_records_stay_within_it(seed: int, levels: int, weight: int) -> 
     z = torch.randn(8, 5, generator=rng, dtype=torch.float64) * scale
     labels = torch.randint(0, 3, (8,), generator=rng).sort().values
     u = clip_to_grid(z, query.clip, query.levels)
-    for adjacency, bound in (("add-remove", 1.0), ("replace-one", sensitivity(query, "replace-one"))):
+    for adjacency, bound in (
+        ("add-remove", 1.0),
+        ("replace-one", sensitivity(query, "replace-one")),
+    ):
         full, fewer = MomentSums(query), MomentSums(query)
         full.add(u[1:], labels[1:])
         if adjacency == "add-remove":
@@ -155,7 +158,7 @@ def test_a_group_counts_in_full() -> None:
         assert float((k * one).norm()) == pytest.approx(sensitivity(query, "add-remove", k))
         for adjacency in ("replace-one", "replace-same-class"):
             assert sensitivity(query, adjacency, k) == k * sensitivity(query, adjacency)
-    with pytest.raises(ConfigError, match="records per unit must be at least 1. Got 0"):
+    with pytest.raises(ConfigError, match=r"records per unit must be at least 1\. Got 0"):
         sensitivity(query, "add-remove", 0)
 
 

@@ -29,7 +29,7 @@ from fedgist.types import Images
 def test_a_set_comes_back_as_it_was(tmp_path, channels):
     images = s.images(size=12, channels=channels)
     shuffled = images.take(torch.randperm(len(images), generator=torch.Generator().manual_seed(2)))
-    (entry,) = write_synthetic(shuffled, tmp_path, s.claim(), "A test made it.")
+    (entry,) = write_synthetic(shuffled, tmp_path, s.claim(), "a test")
     folder = tmp_path / "synthetic"
     with np.load(folder / "synthetic.npz", allow_pickle=False) as f:
         assert sorted(f) == ["classes", "images", "labels"]
@@ -54,9 +54,9 @@ def test_a_set_comes_back_as_it_was(tmp_path, channels):
 
 def test_the_set_says_what_it_is(tmp_path):
     claim = s.claim()
-    write_synthetic(s.images(), tmp_path, claim, "FedKT-CSD made it.")
+    write_synthetic(s.images(), tmp_path, claim, "FedKT-CSD on toys")
     readme = (tmp_path / "synthetic" / "README.md").read_text()
-    assert claim["line"] in readme and "not real" in readme and "FedKT-CSD made it." in readme
+    assert claim["line"] in readme and "not real" in readme and "FedKT-CSD on toys" in readme
     assert "Not fit for release" in readme
     write_synthetic(s.images(), tmp_path, s.claim(math.inf))
     assert "No privacy guarantee" in (tmp_path / "synthetic" / "README.md").read_text()

@@ -19,7 +19,7 @@ from fedgist.report.words import Banner, banners, lead, sharing, trust, unprotec
         (numbers.points, 0.01, "+1.0"),
         (numbers.amount, 82_560, "82,560"),
         (numbers.amount, 0.625, "0.625"),
-        (numbers.amount, 1234.56, "1,234.6"),
+        (numbers.amount, 1234.56, "1,235"),
         (numbers.amount, math.inf, "∞"),
         (numbers.amount, 0, "0"),
         (numbers.amount, 1e-5, "10⁻⁵"),

@@ -65,9 +65,9 @@ class Page(HTMLParser):
 def variants() -> dict[str, tuple[dict, Images | None]]:
     long = s.classes_100()
     sparse = s.report(
-        heads={"lda": {"accuracy": None}, "own": {"accuracy": 0.5, "ceiling": None}},
+        heads={"lda": {}, "own": {"accuracy": 0.5, "ceiling": None}},
         details={"spectra": {"released": [-1.0, -2.0], "shrunk": [], "noise_edge": 0.0}},
-        membership=[{"attack": "mine", "epsilon": math.inf, "auc": 0.5, "cap": None, "note": "x"}],
+        membership=[{"attack": "mine", "epsilon": e, "auc": 0.5, "x": {}} for e in (1.0, math.inf)],
         timings={"server": 1.0},
     )
     return {
@@ -87,6 +87,7 @@ def variants() -> dict[str, tuple[dict, Images | None]]:
         "1000 clients": (s.report(clients=1000), s.images()),
         "1500 clients": (s.report(clients=1500), None),
         "100 classes": (s.report(long, 40), s.images(long, 2, size=64, channels=3)),
+        "no test images": (s.report(heads={"qda": {}, "decode": {}}), s.images()),
         "bare": (s.report(**EMPTY), None),
         "sparse": (sparse, None),
         "no image": (s.report(), s.images().take(s.images().labels < 0)),
@@ -158,7 +159,9 @@ def test_every_field_is_escaped():
     report["claim"] |= {"line": evil, "odds": evil, "notes": [evil], "track": evil}
     report["left"][0]["block"] = evil
     report["heads"][evil] = {"accuracy": 0.1, "per_class": [0.1] * 10}
-    report["membership"].append({"attack": evil, "epsilon": 1.0, "auc": 0.5, evil: evil})
+    report["membership"].append(
+        {"attack": evil, "auc": 0.5, "sees": evil, "note": evil, "epsilon": 1.0, evil: evil}
+    )
     report["timings"][evil] = 1.0
     report["task"]["name"] = evil
     report["partition"]["spec"] = evil
@@ -192,6 +195,16 @@ def test_no_privacy_is_red_and_a_real_release_has_no_banner(pages):
     assert banner_levels(pages["published mechanism"]) == ["red", "amber"]
     assert banner_levels(pages["usual"]) == ["amber"]
     assert banner_levels(pages["one client, for real"]) == []
+
+
+def test_fine_tuning_is_summed_up_over_images(pages):
+    text = " ".join(Page(pages["usual"]).text.split())
+    assert "decode80.0 %86.7 %1 of 2" in text.replace("\u00a0", " ")
+
+
+def test_without_test_images_nothing_is_claimed(pages):
+    text = Page(pages["no test images"]).text
+    assert "nothing was measured" in text and "Best classifier" not in text
 
 
 def test_many_clients_are_folded_and_cut(pages):

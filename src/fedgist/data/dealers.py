@@ -9,6 +9,7 @@ used up, and work per image that grows with the clients), or cannot give one cli
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -68,11 +69,7 @@ def _flower(
     name: str, labels: Labels, clients: int, value: float, seed: int, rng: np.random.Generator
 ) -> Rows:
     """Run a partitioner of flwr-datasets on a table of labels only."""
-    # Imported here: it takes seconds. Its telemetry is off unless the user has asked for it.
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    from datasets import Dataset
-    from flwr_datasets import partitioner as flower
-
+    Dataset, flower = _import_flower()
     if name == "iid":
         made: Any = flower.IidPartitioner(clients)
     elif name == "distribution":
@@ -101,6 +98,17 @@ def _flower(
             f"ALPHA of {name}:ALPHA must leave every class a client with room. Got {value:g} for "
             f"{clients} clients: use a larger one"
         ) from e
+
+
+def _import_flower() -> tuple[Any, Any]:
+    """Import what takes seconds; telemetry stays off unless the user has switched it on."""
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    state = random.getstate()  # something below draws from the global generator when imported
+    from datasets import Dataset
+    from flwr_datasets import partitioner
+
+    random.setstate(state)
+    return Dataset, partitioner
 
 
 def _log_normal(

@@ -17,22 +17,11 @@ from fedgist.privacy.claim import Privacy, summed_sigma
 from fedgist.privacy.client import Client, Sensitive, open_sensitive
 from fedgist.privacy.noise import Noise, SeededNoise, SystemNoise, noise_tensors
 from fedgist.privacy.statistics import complete
+from fedgist.progress import Progress, Visit
 from fedgist.run import derive, generator, upload_bytes
 from fedgist.types import Images, Merged, MomentsQuery, Query, Round, Task, Tensors
 
-__all__ = ["LocalExchange", "Visit"]
-
-
-@dataclass(frozen=True)
-class Visit:
-    """What one client's part of a round took."""
-
-    client: str
-    images: int
-    seconds: float
-    bytes_up: int
-    bytes_down: int
-    note: str | None = None
+__all__ = ["LocalExchange"]
 
 
 @dataclass
@@ -55,7 +44,7 @@ class LocalExchange:
     sites: Sequence[Callable[[], Images]]
     names: Sequence[str]
     seed: int = 0
-    progress: Callable[[int, int, Visit], None] = lambda i, n, v: None
+    progress: Progress = field(default_factory=Progress)
     observe: bool = False
     exact: Tensors = field(default_factory=dict)
     visits: list[Visit] = field(default_factory=list)
@@ -82,9 +71,7 @@ class LocalExchange:
             total = self._noised(query, total, self._noise(r, "server"), 1)
         return Merged(total, summed_sigma(self.privacy, self.sigma, parties), parties)
 
-    def _visit(
-        self, i: int, r: int, rnd: Round, shared: Tensors
-    ) -> tuple[Tensors, Query | None]:
+    def _visit(self, i: int, r: int, rnd: Round, shared: Tensors) -> tuple[Tensors, Query | None]:
         started = time.perf_counter()
         noise = self._noise(r, f"client {i}")
         client = Client(
@@ -149,11 +136,13 @@ class LocalExchange:
         self, i: int, client: Client, gist: Tensors, rnd: Round, shared: Tensors, seconds: float
     ) -> None:
         planned = upload_bytes(rnd, self.task, self.privacy, self.sigma)
-        up = sum(v.numel() * v.element_size() for v in gist.values()) if planned is None else planned
+        up = (
+            sum(v.numel() * v.element_size() for v in gist.values()) if planned is None else planned
+        )
         down = sum(v.numel() * v.element_size() for v in shared.values())
         visit = Visit(self.names[i], client.used, seconds, up, down, client.note)
         self.visits.append(visit)
-        self.progress(i + 1, len(self.sites), visit)
+        self.progress.client(i + 1, len(self.sites), visit)
 
 
 def _add(total: Tensors, gist: Tensors, name: str) -> None:

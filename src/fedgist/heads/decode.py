@@ -48,7 +48,7 @@ def decode(codes: Tensor, labels: Tensor, space: CodeSpace, task: Task) -> Image
 def through_codec(x: Tensor, space: CodeSpace, task: Task) -> Tensor:
     """Pass task images ``[b, c, h, w]`` through the codec: what a synthetic image could show."""
     parts = []
-    for part in x.split(BATCH):
+    for part in torch.split(x, BATCH):
         y = restore(space.decode(space.clipped(part)), task.channels, task.size)
         parts.append((y * 255).round() / 255)
     return torch.cat(parts)

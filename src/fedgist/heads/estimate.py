@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,11 +23,12 @@ class ClassMoments:
     Attributes:
         count: ``[C]``, at least 1.
         present: bool ``[C]``: the noisy count is clearly above zero. Absent classes make no
-            synthetic images and no predictions.
+            synthetic images and no predictions. All are taken as present when none is.
         mean: ``[C, d]``; ``mean_var`` ``[C]`` is the noise variance per coordinate.
         cov: ``[C, d, d]`` within-class covariance, or None; ``cov_var`` ``[C]`` is the
             off-diagonal noise variance.
         pooled: ``[d, d]`` within-class covariance over all classes; ``pooled_var`` likewise.
+        grain: variance of rounding to the grid: no eigenvalue is trusted below it.
     """
 
     count: Tensor
@@ -38,6 +39,7 @@ class ClassMoments:
     cov_var: Tensor
     pooled: Tensor
     pooled_var: float
+    grain: float
 
     @property
     def dim(self) -> int:
@@ -57,6 +59,8 @@ def estimate(sums: Tensors, query: MomentsQuery, sigma: float) -> ClassMoments:
     noisy = sums["count"].to(torch.float64) / query.count_weight
     count = noisy.clamp(min=1.0)
     present = noisy > max(0.5, 3 * count_std)
+    if not bool(present.any()):
+        present = torch.ones_like(present)
     mean_std = scales.get("mean", (0.0, 0.0))[0] * unit
     mean = sums["mean"].to(torch.float64) * unit / count[:, None]
     tau2 = (mean_std / count) ** 2
@@ -84,11 +88,13 @@ def estimate(sums: Tensors, query: MomentsQuery, sigma: float) -> ClassMoments:
         cov_var = var / count**2
     else:
         total, total_var = moment("pooled")
-    n = float(count[present].sum()) if bool(present.any()) else float(count.sum())
+    n = float(count[present].sum())
     between = mean[:, :, None] * mean[:, None, :] - tau2[:, None, None] * eye
     between = between[present] * count[present, None, None]
     pooled_cov = (total - between.sum(0)) / n - rounding * eye
-    return ClassMoments(count, present, mean, tau2, cov, cov_var, pooled_cov, total_var / n**2)
+    return ClassMoments(
+        count, present, mean, tau2, cov, cov_var, pooled_cov, total_var / n**2, rounding
+    )
 
 
 def pooled_covariance(m: ClassMoments, *, floor: float = 0.5, least: float = 1e-3) -> Tensor:
@@ -101,10 +107,10 @@ def pooled_covariance(m: ClassMoments, *, floor: float = 0.5, least: float = 1e-
         least: and to at least this share of the mean eigenvalue.
     """
     d = m.dim
-    average = float(m.pooled.diagonal().mean().clamp(min=1e-12))
+    average = max(float(m.pooled.diagonal().mean()), m.grain)
     shrunk = rie(m.pooled, m.pooled_var, average * torch.eye(d, dtype=torch.float64))
     return clamp_eigenvalues(
-        shrunk, max(floor * noise_edge(m.pooled_var, d), least * average, 1e-12)
+        shrunk, max(floor * noise_edge(m.pooled_var, d), least * average, m.grain)
     )
 
 
@@ -134,7 +140,7 @@ def covariances(
         cov = pooled
         if m.cov is not None and bool(m.present[c]):
             cov = _shrunk(m.cov[c], v, pooled, method)
-        floor = max(least * average, edges * noise_edge(v, m.dim))
+        floor = max(least * average, edges * noise_edge(v, m.dim), m.grain)
         out.append(clamp_eigenvalues(mix * pooled + (1 - mix) * cov, floor))
     return torch.stack(out)
 
@@ -145,14 +151,22 @@ def _shrunk(cov: Tensor, v: float, target: Tensor, method: str) -> Tensor:
     return linear_shrinkage(cov, v, target) if method == "linear" else cov
 
 
-def spectra(m: ClassMoments, shrunk: Tensor) -> dict[str, list[float] | float]:
-    """Return eigenvalues of the class-average covariance as released and after shrinkage."""
-    seen = m.present if bool(m.present.any()) else torch.ones_like(m.present)
-    released = m.pooled if m.cov is None else m.cov[seen].mean(0)
-    v = m.pooled_var if m.cov is None else float(m.cov_var[seen].mean())
-    after = shrunk[seen].mean(0)
+def spectra(m: ClassMoments, shrunk: Tensor) -> dict[str, Any]:
+    """Return eigenvalues, falling, of the largest class's covariance as released and shrunk.
+
+    Args:
+        m: the estimates.
+        shrunk: ``[C, d, d]``, from `covariances`.
+
+    Returns:
+        ``class`` (its number, None for the pooled covariance where no class has its own),
+        ``released``, ``shrunk`` and ``noise_edge``.
+    """
+    c = int(torch.where(m.present, m.count, 0).argmax())
+    released, v = (m.pooled, m.pooled_var) if m.cov is None else (m.cov[c], float(m.cov_var[c]))
     return {
+        "class": None if m.cov is None else c,
         "released": torch.linalg.eigvalsh(released).flip(0).tolist(),
-        "shrunk": torch.linalg.eigvalsh(after).flip(0).tolist(),
+        "shrunk": torch.linalg.eigvalsh(shrunk[c]).flip(0).tolist(),
         "noise_edge": noise_edge(v, m.dim),
     }

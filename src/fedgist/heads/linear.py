@@ -40,7 +40,8 @@ class CodeSpace:
     def clipped(self, x: Tensor) -> Tensor:
         """The same, clipped to the radius, as records were."""
         z = self.codes(x)
-        return z * (self.clip / z.norm(dim=1, keepdim=True).clamp(min=self.clip))
+        factor: Tensor = self.clip / z.norm(dim=1, keepdim=True).clamp(min=self.clip)
+        return z * factor
 
     def decode(self, z: Tensor) -> Tensor:
         """Map whitened codes to float32 ``[b, 3, s, s]`` in [0, 1]."""
@@ -79,7 +80,7 @@ class CodeClassifier:
 
     def predict(self, x: Tensor) -> Tensor:
         """Map float32 ``[b, c, h, w]`` in [0, 1] to log-probabilities ``[b, C]``."""
-        return torch.cat([self.scores(self.space.clipped(part)) for part in x.split(BATCH)])
+        return torch.cat([self.scores(self.space.clipped(part)) for part in torch.split(x, BATCH)])
 
     def scores(self, z: Tensor) -> Tensor:
         """Map clipped codes ``[b, d]`` to log-probabilities ``[b, C]`` (ridge: log-softmax)."""
@@ -115,16 +116,16 @@ class CodeClassifier:
         )
 
 
-def lda(m: ClassMoments, space: CodeSpace, pooled: Tensor, *, priors: bool = False) -> CodeClassifier:
+def lda(
+    m: ClassMoments, space: CodeSpace, pooled: Tensor, *, priors: bool = False
+) -> CodeClassifier:
     """Linear discriminant: w_c = Σ⁻¹μ_c, b_c = -½ μ_cᵀΣ⁻¹μ_c + log π_c, Σ pooled."""
     weight = torch.linalg.solve(pooled, m.mean.T).T
     bias = -0.5 * (weight * m.mean).sum(1) + _log_priors(m, priors)
     return CodeClassifier("lda", space, bias, weight)
 
 
-def qda(
-    m: ClassMoments, space: CodeSpace, covs: Tensor, *, priors: bool = False
-) -> CodeClassifier:
+def qda(m: ClassMoments, space: CodeSpace, covs: Tensor, *, priors: bool = False) -> CodeClassifier:
     """Quadratic discriminant with one covariance per class, ``[C, d, d]`` positive definite."""
     precision = torch.linalg.inv(covs)
     weight = torch.einsum("cij,cj->ci", precision, m.mean)
@@ -133,7 +134,7 @@ def qda(
 
 
 def ridge(m: ClassMoments, space: CodeSpace, pooled: Tensor, *, strength: float) -> CodeClassifier:
-    """One-against-all least squares on ±1-free targets, classes weighed equally.
+    """One-against-all least squares on 0/1 targets, classes weighed equally.
 
     Minimises Σ_c mean over class c of ‖(z, 1)W - e_c‖² + strength·tr(Σ)/d·‖W‖², from moments
     alone (Fed3R, arXiv 2406.01116, with balanced classes). ``pooled`` stands for every class.

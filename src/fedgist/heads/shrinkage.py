@@ -6,6 +6,8 @@ under rotation, spectrum a semicircle of radius 2√(dv). Everything here is pos
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ __all__ = ["clamp_eigenvalues", "linear_shrinkage", "noise_edge", "reconcile", "
 
 def noise_edge(v: float, d: int) -> float:
     """Return 2√(dv): the largest eigenvalue that pure noise shows."""
-    return 2 * float(d * v) ** 0.5
+    return 2 * math.sqrt(d * v)
 
 
 def rie(y: Tensor, v: float, target: Tensor | None = None) -> Tensor:
@@ -37,7 +39,8 @@ def rie(y: Tensor, v: float, target: Tensor | None = None) -> Tensor:
     gap = lam[:, None] - lam[None, :]
     real = gap / (gap**2 + eta**2)  # the own term is 0 in its real part
     xi = lam - 2 * v * real.sum(1) * d / max(d - 1, 1)
-    return base + (vectors * xi) @ vectors.T
+    shrunk: Tensor = base + (vectors * xi) @ vectors.T
+    return shrunk
 
 
 def linear_shrinkage(y: Tensor, v: float, target: Tensor) -> Tensor:
@@ -52,7 +55,8 @@ def linear_shrinkage(y: Tensor, v: float, target: Tensor) -> Tensor:
 def clamp_eigenvalues(a: Tensor, floor: float) -> Tensor:
     """Return the symmetric matrix with eigenvalues raised to at least ``floor``."""
     lam, vectors = torch.linalg.eigh((a + a.T) / 2)
-    return (vectors * lam.clamp(min=floor)) @ vectors.T
+    raised: Tensor = (vectors * lam.clamp(min=floor)) @ vectors.T
+    return raised
 
 
 def reconcile(parts: Tensor, total: Tensor, var_part: float, var_total: float) -> Tensor:

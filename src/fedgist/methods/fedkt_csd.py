@@ -44,7 +44,17 @@ from fedgist.heads.shrinkage import clamp_eigenvalues
 from fedgist.method import Method
 from fedgist.privacy.client import Client, Sensitive
 from fedgist.train import Recipe, train
-from fedgist.types import Classifier, Images, Merged, MomentsQuery, Outcome, Round, State, Task, Tensors
+from fedgist.types import (
+    Classifier,
+    Images,
+    Merged,
+    MomentsQuery,
+    Outcome,
+    Round,
+    State,
+    Task,
+    Tensors,
+)
 
 __all__ = ["FedKTCSD"]
 
@@ -99,7 +109,7 @@ class FedKTCSD(Method):
     shrink: Literal["rie", "linear", "clamp"] = "rie"
     mix: float = 0.5
     floor: float = 0.4
-    decode_mix: float = 0.0
+    decode_mix: float = 0.3
     decode_floor: float = 0.01
     synthetic_size: int = 10_000
     prior: Literal["balanced", "counts"] = "balanced"
@@ -230,9 +240,7 @@ class FedKTCSD(Method):
             return clamp_eigenvalues(m.pooled, 1e-4)
         return pooled_covariance(m)
 
-    def _covariances(
-        self, m: ClassMoments, pooled: Tensor, mix: float, floor: float
-    ) -> Tensor:
+    def _covariances(self, m: ClassMoments, pooled: Tensor, mix: float, floor: float) -> Tensor:
         if self.parity == "paper":
             assert m.cov is not None
             return torch.stack([clamp_eigenvalues(cov, 1e-4) for cov in m.cov])
@@ -255,6 +263,4 @@ def signal_to_noise(m: ClassMoments) -> list[float]:
     """Return per class the energy of the mean over the energy of its noise (inf without noise)."""
     noise = m.mean_var * m.dim
     signal = ((m.mean**2).sum(1) - noise).clamp(min=0)
-    return [
-        math.inf if float(n) == 0 else float(s / n) for s, n in zip(signal, noise, strict=True)
-    ]
+    return [math.inf if float(n) == 0 else float(s / n) for s, n in zip(signal, noise, strict=True)]

@@ -157,7 +157,7 @@ def claim_of(
     queries = [q for r in plan for q in r.queries]
     basic = any(isinstance(q, MomentsQuery) and q.basic for q in queries)
     law: Law = "gaussian" if basic else LAW
-    readings = {}
+    readings: dict[str, float] = {}
     adjacency: Adjacency
     for adjacency in get_args(Adjacency):
         joint = plan_multiplier(plan, adjacency, privacy.records)

@@ -165,7 +165,7 @@ class Client:
         self._spend(query)
         sums = MomentSums(query)
         order = torch.argsort(self._images.labels, stable=True)
-        for rows in order.split(BATCH):
+        for rows in torch.split(order, BATCH):
             z = self._rows(encode(self._images.floats(rows)), len(rows))
             if z.shape[1] != query.dim:
                 raise DataError(
@@ -203,7 +203,7 @@ class Client:
             flat = {k: self._rows(v.reshape(len(x), -1), len(x)) for k, v in parts.items()}
             joint = clip_to_grid(torch.cat(list(flat.values()), dim=1), query.clip, query.levels)
             block = y if query.per_class else torch.zeros_like(y)
-            pieces = joint.split([v.shape[1] for v in flat.values()], dim=1)
+            pieces = torch.split(joint, [v.shape[1] for v in flat.values()], dim=1)
             for name, piece in zip(flat, pieces, strict=True):
                 totals[name].index_add_(0, block, piece)
         lead = (blocks,) if query.per_class else ()

@@ -48,7 +48,7 @@ def clip_to_grid(z: Tensor, clip: float, levels: int) -> Tensor:
     norms = torch.linalg.vector_norm(z, dim=1)
     factor = (levels / clip) * (clip / norms.clamp(min=clip))
     v = z * factor[:, None]
-    u = v.round()
+    u: Tensor = v.round()
     bound = float(levels) ** 2
     over = ~(torch.linalg.vecdot(u, u) <= bound)  # NaN is over
     if bool(over.any()):
@@ -180,9 +180,9 @@ def unpack(data: bytes, bits: int, shape: tuple[int, ...]) -> Tensor:
     if len(data) != packed_bytes(n, bits):
         raise DataError(f"payload must have {packed_bytes(n, bits)} bytes. Got {len(data)}")
     flags = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=n * bits)
-    flags = flags.reshape(n, bits)
-    sign = np.repeat(flags[:, -1:], 64 - bits, axis=1)
-    octets = np.packbits(np.concatenate([flags, sign], axis=1), axis=1, bitorder="little")
+    rows = flags.reshape(n, bits)
+    sign = np.repeat(rows[:, -1:], 64 - bits, axis=1)
+    octets = np.packbits(np.concatenate([rows, sign], axis=1), axis=1, bitorder="little")
     return torch.from_numpy(octets.view(np.int64).reshape(shape).copy())
 
 

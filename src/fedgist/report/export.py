@@ -63,7 +63,7 @@ def write_synthetic(
         images: the set.
         folder: the run's output folder.
         claim: `Claim.record` of the release that the set was made from.
-        made: one sentence on how, for the README.
+        made: the title of the run, for the README.
 
     Returns:
         One entry for the report's list of files: path, what, bytes.
@@ -153,7 +153,7 @@ def _pixels(images: Images) -> NDArray[np.uint8]:
 def _readme(n: int, claim: Mapping[str, Any], made: str) -> str:
     return f"""# Synthetic images, not real ones
 
-{n:,} images that no camera took. {made or "FedGist made them from noised class statistics."}
+{n:,} images that no camera took{f", made by FedGist: {made}" if made else ", made by FedGist"}.
 They are meant for training classifiers; do not take any of them for a record of a person or thing.
 
 ## Privacy

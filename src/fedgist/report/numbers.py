@@ -33,8 +33,13 @@ def points(gap: float | None) -> str:
     return NONE if _absent(gap) else f"{100 * float(gap or 0):+.1f}".replace("-", "−")
 
 
+def rate(value: float | None) -> str:
+    """Return an area under a curve to three decimals."""
+    return NONE if _absent(value) else f"{value:.3f}"
+
+
 def amount(value: float | None) -> str:
-    """Return a number with thousands separators and at most three significant decimals."""
+    """Return a number with thousands separators and about four significant digits."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return NONE
     if math.isinf(value):
@@ -43,7 +48,7 @@ def amount(value: float | None) -> str:
         return f"{int(value):,}".replace("-", "−")
     if not 1e-3 <= abs(value) < 1e9:
         return power(value)
-    text = f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
     return text.replace("-", "−")
 
 

@@ -65,6 +65,7 @@ def _template() -> jinja2.Template:
         "percent": numbers.percent,
         "points": numbers.points,
         "power": numbers.power,
+        "rate": numbers.rate,
         "seconds": numbers.seconds,
     }
     return env.get_template("page.html.j2")
@@ -89,7 +90,9 @@ def _complete(report: Mapping[str, Any]) -> dict[str, Any]:
         "versions": {},
         "device": "cpu",
     }
-    return empty | {k: v for k, v in report.items() if v is not None}
+    out = empty | {k: v for k, v in report.items() if v is not None}
+    score = dict.fromkeys(("accuracy", "ceiling", "codec_consistent", "personalised"))
+    return out | {"heads": {name: score | head for name, head in out["heads"].items()}}
 
 
 def _context(report: dict[str, Any], samples: Images | None) -> dict[str, Any]:
@@ -115,15 +118,15 @@ def _context(report: dict[str, Any], samples: Images | None) -> dict[str, Any]:
         "clients": _clients(report["clients"]),
         "partition": _partition(report),
         "samples": class_samples(samples) if samples is not None and synthetic else [],
-        "ceilings": any(h.get("ceiling") is not None for h in report["heads"].values()),
-        "consistent": any(h.get("codec_consistent") is not None for h in report["heads"].values()),
+        "personal": _personal(report["heads"]),
+        "ceilings": any(h["ceiling"] is not None for h in report["heads"].values()),
+        "consistent": any(h["codec_consistent"] is not None for h in report["heads"].values()),
         "classes": _classes(report),
         "open_classes": OPEN_CLASSES,
         "spectrum": spectrum(spectra) if spectra else None,
         "spectra": spectra,
         "spectrum_text": words.spectrum_text(spectra),
-        "attack_words": words.ATTACKS,
-        "attacks": _attacks(report["membership"] or []),
+        "attacks": _attacks(report["membership"] or [], report["claim"]["epsilon"]),
         "stages": _stages(report),
         "config": "\n".join(_toml(report["config"])),
     }
@@ -138,8 +141,24 @@ def _moment(created: str) -> str:
 
 
 def _best(heads: Mapping[str, Any]) -> str | None:
-    scored = {k: v["accuracy"] for k, v in heads.items() if v.get("accuracy") is not None}
+    scored = {k: v["accuracy"] for k, v in heads.items() if v["accuracy"] is not None}
     return max(scored, key=lambda k: scored[k]) if scored else None
+
+
+def _personal(heads: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Sum up what fine-tuning at each client gained: means over all images held out."""
+    rows = []
+    for name, head in heads.items():
+        found = [c for c in (head["personalised"] or {}).get("clients", []) if c["tested"]]
+        if found:
+            n = sum(c["tested"] for c in found)
+            before, after = (
+                sum(c[k] * c["tested"] for c in found) / n for k in ("before", "after")
+            )
+            better = sum(c["after"] > c["before"] for c in found)
+            row = {"head": name, "clients": len(found), "better": better}
+            rows.append(row | {"before": before, "after": after})
+    return rows
 
 
 def _clients(clients: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -209,21 +228,26 @@ def _classes(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _attacks(membership: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    keys = [k for k in words.ATTACKS if any(k in row for row in membership)]
-    keys += sorted({k for row in membership for k in row} - set(keys))
-    return {"columns": keys, "rows": membership}
+def _attacks(membership: Sequence[Mapping[str, Any]], epsilon: float) -> dict[str, Any]:
+    """Fill in what an attack may leave out; its ε is the claim's unless it names another."""
+    keys = ("sees", "note", "low", "high", "cap", "tpr_at_1pct", "cap_tpr_at_1pct", "records")
+    empty: dict[str, Any] = {"epsilon": epsilon} | dict.fromkeys(keys)
+    rows = [empty | dict(row) for row in membership]
+    return {"rows": rows, "several": len({row["epsilon"] for row in rows}) > 1}
 
 
 def _stages(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return seconds by stage, those inside the server's part indented."""
+    """Return seconds by stage; what the protocol's (or the server's) part consists of, indented."""
     timings = {k: v for k, v in report["timings"].items() if k != "total"}
     total = report["timings"].get("total") or sum(timings.values()) or 1.0
+    inner = dict(report["details"].get("seconds") or {})
+    if "clients" not in timings and report["clients"]:
+        inner = {"clients": sum(c["seconds"] for c in report["clients"])} | inner
+    parent = next((k for k in ("protocol", "server") if k in timings), None)
     rows = []
     for name, value in timings.items():
         rows.append({"name": name, "seconds": value, "share": value / total, "inner": False})
-        if name == "server":
-            inner = report["details"].get("seconds") or {}
+        if name == parent:
             rows += [
                 {"name": k, "seconds": v, "share": v / total, "inner": True}
                 for k, v in inner.items()

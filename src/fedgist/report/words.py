@@ -15,7 +15,6 @@ from fedgist.report.numbers import amount, size
 
 __all__ = [
     "ADJACENCY",
-    "ATTACKS",
     "BLOCKS",
     "HEADS",
     "LAWS",
@@ -47,13 +46,6 @@ ADJACENCY = {
     "replace-same-class": "what one {unit} looks like; labels and class sizes are public",
 }
 LAWS = {"gaussian": "Gaussian", "discrete-gaussian": "discrete Gaussian"}
-ATTACKS = {
-    "attack": "Attack",
-    "epsilon": "ε",
-    "auc": "AUC",
-    "cap": "Limit of AUC",
-    "tpr_at_1pct": "Found at 1\u00a0% false alarms",
-}
 TRUST = {
     "local": "Each client adds all of the noise before anything leaves. Nobody else, the server "
     "included, sees its exact sums.",
@@ -235,7 +227,8 @@ def spectrum_text(spectra: Mapping[str, Any]) -> str:
     released = spectra.get("released") or []
     negative = sum(v <= 0 for v in released)
     edge = spectra.get("noise_edge") or 0.0
-    out = f"{len(released)} eigenvalues of the average class covariance."
+    whose = "the pooled covariance" if spectra.get("class") is None else "the largest class"
+    out = f"{len(released)} covariance eigenvalues of {whose}."
     if edge > 0:
         above = sum(v > edge for v in released)
         out += f" {above} released ones rise above {amount(edge)}, the most that noise alone shows."

@@ -42,18 +42,18 @@ class Recipe:
     """
 
     model: str = "convnet3"
-    width: int = 64
+    width: int = 32
     steps: int = 400
     batch: int = 64
-    lr: float = 2e-3
+    lr: float = 1e-2
     optimiser: Optimiser = "adamw"
     momentum: float = 0.9
     weight_decay: float = 1e-2
     schedule: Schedule = "cosine"
     warmup: float = 0.1
-    augment: str = "light"
+    augment: str = "none"
     flip: bool = True
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.1
     choose: Choose = "last"
     holdout: float = 0.1
 
