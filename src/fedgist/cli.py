@@ -7,6 +7,7 @@ input.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -176,6 +177,9 @@ def version(
 
 def main() -> None:
     """Entry point."""
+    # Threads that spin while they wait make a shared machine several times slower. Read by the
+    # OpenMP library when PyTorch loads it, which is later than here.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()
 
 

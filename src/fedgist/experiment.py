@@ -59,14 +59,14 @@ def execute(run: Run, folder: Path | None = None, progress: Progress | None = No
         sites.names,
         seed=run.seed,
         progress=tell,
-        observe=run.evaluation.ceiling,
+        observe=run.evaluation.ceiling and run.privacy.noise == "seeded",
     )
     outcome = drive(made.method, made.task, exchange, made.plan.rounds, run.seed, tell)
     clock.lap("protocol")
     files = [] if folder is None else _write_outcome(outcome, folder, made)
     clock.lap("write")
     tell.stage("evaluate")
-    exact = exact_outcome(made, exchange) if run.evaluation.ceiling else None
+    exact = exact_outcome(made, exchange)
     heads = score_heads(made, outcome, exact, sites, test)
     clock.lap("evaluate")
     membership = attack_rows(made, outcome, sites, test) if run.evaluation.membership else None

@@ -5,6 +5,7 @@ Everything here is data. Nothing here touches a file, a network or a random numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -15,6 +16,7 @@ from torch import Tensor
 from fedgist.errors import ConfigError, DataError
 
 __all__ = [
+    "BATCH",
     "Adjacency",
     "Classifier",
     "Images",
@@ -81,7 +83,7 @@ class Images:
     def floats(self, rows: slice | Tensor = slice(None)) -> Tensor:
         """Return float32 ``[b, c, h, w]`` in [0, 1]."""
         x = self.pixels[rows]
-        return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x
+        return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.clone()
 
     def batches(self, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (float32 images in [0, 1], labels), ``size`` at a time, in order."""
@@ -133,7 +135,6 @@ class SumQuery:
         clip: L2 bound of one record's row, all its tensors joined.
         levels: the bound on the integer grid: a row becomes integers of norm at most ``levels``.
         scale: noise multiplier of this query relative to the one calibrated for the whole plan.
-        rate: probability with which each record enters (Poisson sampling). 1 means all of them.
         times: how often the query is asked.
         per_class: one block per class. A record touches its own block only, so the sensitivity
             is that of one block.
@@ -142,14 +143,11 @@ class SumQuery:
     clip: float
     levels: int = 1024
     scale: float = 1.0
-    rate: float = 1.0
     times: int = 1
     per_class: bool = False
 
     def __post_init__(self) -> None:
         _positive(clip=self.clip, scale=self.scale, levels=self.levels, times=self.times)
-        if not 0 < self.rate <= 1:
-            raise ConfigError(f"rate must lie in (0, 1]. Got {self.rate}")
 
 
 @dataclass(frozen=True)
@@ -191,8 +189,9 @@ class MomentsQuery:
 
     def __post_init__(self) -> None:
         _positive(clip=self.clip, dim=self.dim, classes=self.classes, levels=self.levels)
+        _positive(count_weight=self.count_weight, times=self.times)
         shares = self.shares
-        if min(shares.values()) < 0 or abs(sum(shares.values()) - 1) > 1e-9:
+        if not (min(shares.values()) >= 0 and abs(sum(shares.values()) - 1) <= 1e-9):
             raise ConfigError(f"budget shares must be >= 0 and sum to 1. Got {shares}")
         if self.mean == 0:
             raise ConfigError("the mean's budget share must be positive. Got 0")
@@ -311,5 +310,5 @@ class Outcome:
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"{name} must be positive. Got {value}")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} must be positive and finite. Got {value}")

@@ -127,14 +127,6 @@ def test_a_plan_without_queries_costs_nothing() -> None:
     assert claim.epsilon == 0 and claim.mechanism == "none"
 
 
-def test_sampling_is_refused_rather_than_miscounted() -> None:
-    sampled = SumQuery(1.0, rate=0.1, times=100)
-    with pytest.raises(PrivacyError, match="the sampling rate must be 1"):
-        made(sampled, epsilon=3)
-    claim = claim_of([Round("sum", (sampled,))], Privacy(epsilon=3), 10.0, track="t")
-    assert claim.epsilon == pytest.approx(epsilon_of(1.0, 1e-5, "discrete-gaussian"))
-
-
 @pytest.mark.parametrize(
     ("trust", "said"),
     [

@@ -21,6 +21,7 @@ from fedgist.types import BATCH
 
 __all__ = ["GRID", "TILTS", "Encoder", "PublicCodes", "Whitening", "prepare", "restore"]
 
+INTEGERS = 2.0**26  # norm of integer codes and columns: their products stay below 2^53
 GRID = 65_535  # pixels are k / 65535: holds 8-bit and 16-bit images exactly
 TAP = 2**14  # resizing weights are multiples of 1 / TAP, so that resizing is exact in float64
 TILTS = (0.0, 0.25, 0.5)  # whitening exponents t whose public norms an encoder file carries
@@ -34,6 +35,9 @@ class PublicCodes:
     Attributes:
         mean: float64 ``[d]``.
         cov: float64 ``[d, d]``.
+        values, vectors: float64 ``[d]`` and ``[d, d]``, its eigenvalues and eigenvectors (in
+            columns). Kept in the file: signs and order of eigenvectors are free, and every site
+            must use the same.
         norms: float64 ``[3, 99]``: the 1 % .. 99 % quantiles of the L2 norm of centred codes
             whitened with each t of ``TILTS``.
         raw_norms: float64 ``[99]``: the same for codes as they are (not centred, not whitened).
@@ -41,6 +45,8 @@ class PublicCodes:
 
     mean: Tensor
     cov: Tensor
+    values: Tensor
+    vectors: Tensor
     norms: Tensor
     raw_norms: Tensor
 
@@ -50,9 +56,13 @@ class PublicCodes:
         mean = codes.mean(0)
         cov = torch.cov(codes.T)
         q = torch.tensor(QUANTILES, dtype=torch.float64)
-        blank = PublicCodes(mean, cov, torch.empty(0), torch.empty(0))
+        values, vectors = torch.linalg.eigh(cov)
+        values = values.clamp(min=float(values.max()) * 1e-9)
+        vectors = vectors * vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
+        blank = PublicCodes(mean, cov, values, vectors, torch.empty(0), torch.empty(0))
         norms = [torch.quantile(Whitening(blank, t).forward(codes).norm(dim=1), q) for t in TILTS]
-        return PublicCodes(mean, cov, torch.stack(norms), torch.quantile(codes.norm(dim=1), q))
+        raw = torch.quantile(codes.norm(dim=1), q)
+        return PublicCodes(mean, cov, values, vectors, torch.stack(norms), raw)
 
 
 class Whitening:
@@ -63,27 +73,39 @@ class Whitening:
     """
 
     def __init__(self, public: PublicCodes, t: float | None) -> None:
-        d = len(public.mean)
+        if t is not None and t not in TILTS:
+            raise ConfigError(f"whitening must be one of {list(TILTS)}. Got {t}")
         self.t = t
         if t is None:
-            self._mean = torch.zeros(d, dtype=torch.float64)
-            self._forward = self._backward = torch.eye(d, dtype=torch.float64)
-            self.target = public.cov + torch.outer(public.mean, public.mean)
+            self._mean = torch.zeros_like(public.mean)
+            forward = self._backward = torch.eye(len(public.mean), dtype=torch.float64)
             self._norms = public.raw_norms
-            return
-        if t not in TILTS:
-            raise ConfigError(f"whitening must be one of {list(TILTS)}. Got {t}")
-        values, vectors = torch.linalg.eigh(public.cov)
-        values = values.clamp(min=float(values.max()) * 1e-9)
-        self._mean = public.mean
-        self._forward = vectors * values**-t  # [d, d]: z' = (z - mean) @ forward
-        self._backward = (vectors * values**t).T
-        self.target = torch.diag(values ** (1 - 2 * t))  # public covariance after whitening
-        self._norms = public.norms[TILTS.index(t)] if len(public.norms) else public.norms
+        else:
+            self._mean = public.mean
+            forward = public.vectors * public.values**-t  # [d, d]: z' = (z - mean) @ forward
+            self._backward = (public.vectors * public.values**t).T
+            self._norms = public.norms[TILTS.index(t)] if len(public.norms) else public.norms
+        size = float(torch.trace(public.cov) + public.mean.square().sum()) ** 0.5 or 1.0
+        self._grid = INTEGERS / (32 * size)
+        columns = INTEGERS / forward.norm(dim=0) / 2  # half: rounding may lengthen a column
+        self._integers = (forward * columns).round()
+        self._unit = 1 / (self._grid * columns)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map float64 codes ``[n, d]`` to centred, whitened codes."""
-        return (z - self._mean) @ self._forward
+        """Map float64 codes ``[n, d]`` to centred, whitened codes.
+
+        Codes become integers of norm at most 2^26 and the columns of the matrix integers of norm
+        at most 2^26, so that by Cauchy and Schwarz every partial sum stays below 2^53, where
+        float64 is exact: a row is the same in any batch. A code further out than 32 times the
+        norm of the public mean and spread is drawn in to that.
+        """
+        k = ((z - self._mean) * self._grid).round_()
+        over = torch.linalg.vecdot(k, k) > INTEGERS**2
+        if bool(over.any()):
+            far = k[over]
+            k[over] = (far * ((INTEGERS - len(far.T)) / far.norm(dim=1, keepdim=True))).trunc()
+        out: Tensor = (k @ self._integers) * self._unit
+        return out
 
     def backward(self, z: Tensor) -> Tensor:
         """Undo `forward`."""

@@ -2,7 +2,7 @@
 
 One metadata key, ``fedgist``, holds a JSON object with at least ``kind``. (One key only: the order
 of several would change from one writing to the next, and with it the file's hash.) The tensors
-``public.mean``, ``public.cov``, ``public.norms`` and ``public.raw_norms`` are a `PublicCodes`.
+``public.mean``, ``public.cov`` and so on are a `PublicCodes`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def write(
 ) -> CodecFile:
     """Write a codec file aside, put it in place and read it back."""
     stats = {PREFIX + f.name: getattr(public, f.name) for f in fields(public)}
-    joined = {k: v.contiguous() for k, v in {**tensors, **stats}.items()}
+    joined = {k: v.contiguous().clone() for k, v in {**tensors, **stats}.items()}
     aside = path.with_name(path.name + ".part")
     aside.write_bytes(save(joined, {KEY: json.dumps({"kind": kind, **meta}, sort_keys=True)}))
     os.replace(aside, path)
@@ -89,6 +89,8 @@ def public_of(file: CodecFile, dim: int, source: str) -> PublicCodes:
     shapes = {
         "mean": (dim,),
         "cov": (dim, dim),
+        "values": (dim,),
+        "vectors": (dim, dim),
         "norms": (len(TILTS), len(QUANTILES)),
         "raw_norms": (len(QUANTILES),),
     }

@@ -18,8 +18,9 @@ KIND = "public"
 
 def blank(dim: int) -> PublicCodes:
     """Return zeros: what an encoder carries only while its codes are being measured."""
-    shapes = (dim,), (dim, dim), (len(TILTS), len(QUANTILES)), (len(QUANTILES),)
-    return PublicCodes(*(torch.zeros(s, dtype=torch.float64) for s in shapes))
+    square, table = torch.eye(dim, dtype=torch.float64), (len(TILTS), len(QUANTILES))
+    norms = torch.zeros(table, dtype=torch.float64)
+    return PublicCodes(square[0] * 0, square, square[0] * 0 + 1, square, norms, norms[0])
 
 
 def measure_public(encoder: Encoder, pixels: torch.Tensor) -> PublicCodes:

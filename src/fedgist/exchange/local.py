@@ -52,11 +52,14 @@ class LocalExchange:
 
     def round(self, r: int, rnd: Round, shared: Tensors) -> Merged:
         """Visit every client; sum or pool what they send."""
+        if self.observe and self.privacy.noise != "seeded":
+            raise PrivacyError("exact sums must not be kept in a real release. Got observe = True")
         total: Tensors = {}
         pooled: list[Tensors] = []
-        query: Query | None = None
+        asked: set[Query] = set()
         for i in range(len(self.sites)):
             gist, query = self._visit(i, r, rnd, shared)
+            asked |= {query} if query is not None else set()
             if rnd.reduce == "pool":
                 pooled.append(gist)
             elif not total:
@@ -67,7 +70,9 @@ class LocalExchange:
         if rnd.reduce == "pool":
             joined = {k: torch.cat([g[k] for g in pooled]) for k in pooled[0]} if pooled else {}
             return Merged(joined, self.sigma, parties)
-        if query is not None and self.privacy.trust == "central":
+        if len(asked) > 1:
+            raise PrivacyError(f"clients must answer one query in a sum round. Got {len(asked)}")
+        for query in asked if self.privacy.trust == "central" else ():
             total = self._noised(query, total, self._noise(r, "server"), 1)
         return Merged(total, summed_sigma(self.privacy, self.sigma, parties), parties)
 
@@ -100,6 +105,11 @@ class LocalExchange:
             if self.privacy.trust != "central":
                 parties = len(self.sites) if self.privacy.trust == "distributed" else 1
                 gist = self._noised(sent.query, gist, noise, parties)
+        elif rnd.reduce == "sum" and rnd.queries:
+            # The exchange adds the noise of a sum: plain numbers would leave without any.
+            raise PrivacyError(
+                f"{self.names[i]}: a gist to be summed must be Sensitive. Got tensors"
+            )
         else:
             gist = sent
         self._note(i, client, gist, rnd, shared, time.perf_counter() - started)

@@ -133,11 +133,6 @@ def calibrate(plan: Sequence[Round], privacy: Privacy) -> float:
     queries = [q for r in plan for q in r.queries]
     if math.isinf(privacy.epsilon):
         return 0.0
-    if any(getattr(q, "rate", 1.0) < 1 for q in queries):
-        raise PrivacyError(
-            "the sampling rate must be 1: amplification is not accounted for discrete Gaussian "
-            "noise. Got a query with rate below 1"
-        )
     if any(isinstance(q, MomentsQuery) and q.basic for q in queries):
         return sigma_gaussian(privacy.epsilon / 2, privacy.delta / 2) * math.sqrt(0.5)
     joint = plan_multiplier(plan, privacy.adjacency, privacy.records)

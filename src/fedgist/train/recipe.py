@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from fedgist.errors import ConfigError, did_you_mean
 from fedgist.train.augment import POLICIES
@@ -40,6 +40,8 @@ class Recipe:
             a stratified part of them and keeps, of ten checkpoints, the most accurate on it.
         holdout: share held out by ``holdout``. A set too small to spare one image spares none.
     """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     model: str = "convnet3"
     width: int = 32
