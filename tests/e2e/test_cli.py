@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -239,6 +240,56 @@ def test_version_and_help():
             env=env,
         ).stdout
     )
+
+
+@pytest.mark.slow
+def test_readme_python_runs(tmp_path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", readme, re.DOTALL).group(1)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=200
+    )
+    assert result.returncode == 0, result.stderr
+    accuracy, claim = result.stdout.strip().split(" ", 1)
+    assert float(accuracy) > 0.5
+    assert "ε = 3" in claim
+
+
+@pytest.mark.slow
+def test_personalised_fine_tuning_is_reported_per_client(tmp_path):
+    out = tmp_path / "out"
+    result = fedgist(
+        "run",
+        "--clients",
+        3,
+        "--head",
+        "decode",
+        "--out",
+        out,
+        *QUICK,
+        "--set",
+        "evaluation.personalise=true",
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((out / "report.json").read_text())["heads"]["decode"]["personalised"]
+    assert len(rows["clients"]) == 3
+    assert {"before", "after"} <= set(rows["clients"][0])
+
+
+@pytest.mark.slow
+def test_a_real_release_uses_system_noise_and_keeps_no_exact_sums(tmp_path):
+    texts = []
+    for i in range(2):
+        out = tmp_path / str(i)
+        result = fedgist(
+            "run", "--head", "lda", "--out", out, *QUICK, "--set", "privacy.noise=system"
+        )
+        assert result.returncode == 0, result.stderr
+        report = json.loads((out / "report.json").read_text())
+        assert report["claim"]["seeded"] is False
+        assert "ceiling" not in report["heads"]["lda"]
+        texts.append((out / "classifier.safetensors").read_bytes())
+    assert texts[0] != texts[1]
 
 
 def test_readme_names_commands_that_exist():

@@ -8,6 +8,7 @@ the noise that the trust model asks for. It is a guard rail, not a sandbox.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 from fedgist.errors import DataError, PrivacyError, UnplannedQuery
 from fedgist.privacy.noise import Noise, noise_tensors
 from fedgist.privacy.statistics import MomentSums, clip_to_grid, complete
-from fedgist.types import BATCH, Images, MomentsQuery, Query, Round, SumQuery, Tensors, Unit
+from fedgist.types import Images, MomentsQuery, Query, Round, SumQuery, Tensors, Unit
 
 __all__ = ["Client", "Contribution", "Sensitive", "open_sensitive"]
 
@@ -164,14 +165,13 @@ class Client:
         """
         self._spend(query)
         sums = MomentSums(query)
-        order = torch.argsort(self._images.labels, stable=True)
-        for rows in torch.split(order, BATCH):
-            z = self._rows(encode(self._images.floats(rows)), len(rows))
+        for x, labels in self._images.batches():
+            z = self._rows(encode(x), len(labels))
             if z.shape[1] != query.dim:
                 raise DataError(
                     f"{self.name}: codes must have {query.dim} numbers. Got {z.shape[1]}"
                 )
-            sums.add(clip_to_grid(z, query.clip, query.levels), self._images.labels[rows])
+            sums.add(clip_to_grid(z, query.clip, query.levels), labels)
         return Sensitive(query, sums.tensors())
 
     def sum(
@@ -239,6 +239,7 @@ class Client:
         z = z.to(torch.float64)
         if z.ndim != 2 or len(z) != n:
             raise DataError(f"{self.name}: rows must have shape [{n}, d]. Got {list(z.shape)}")
-        if not bool(torch.isfinite(z).all()):
+        # A sum sees NaN and Inf at a tenth of the price of looking at every number.
+        if not math.isfinite(float(z.sum())) and not bool(torch.isfinite(z).all()):
             raise DataError(f"{self.name}: rows must be finite. Got NaN or Inf from the encoder")
         return z

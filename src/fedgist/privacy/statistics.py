@@ -28,6 +28,8 @@ __all__ = [
     "unpack",
 ]
 
+BLOCK = 1000  # rows that are multiplied at once
+
 
 def clip_to_grid(z: Tensor, clip: float, levels: int) -> Tensor:
     """Clip rows to L2 norm ``clip`` and put them on the integer grid of radius ``levels``.
@@ -51,16 +53,14 @@ def clip_to_grid(z: Tensor, clip: float, levels: int) -> Tensor:
     u: Tensor = v.round()
     bound = float(levels) ** 2
     over = ~(torch.linalg.vecdot(u, u) <= bound)  # NaN is over
-    if bool(over.any()):
-        tight = (v[over] * (1 - 1 / levels)).round()
-        still = ~(torch.linalg.vecdot(tight, tight) <= bound)
-        tight[still] = (v[over][still] * (1 - 1e-12)).trunc()
-        u[over] = tight
-        norm2 = torch.linalg.vecdot(tight, tight)  # exact: integers below 2^53
-        if not bool((norm2 <= bound).all()):  # cannot happen; the proof rests on it, so look
-            raise DataError(
-                f"integer norm must be at most {levels}. Got {float(norm2.max()) ** 0.5}"
-            )
+    if bool(over.any()):  # whole batches, not rows: gathering them costs more than the sums
+        u = torch.where(over[:, None], (v * (1 - 1 / levels)).round(), u)
+        over = ~(torch.linalg.vecdot(u, u) <= bound)
+        if bool(over.any()):
+            u[over] = (v[over] * (1 - 1e-12)).trunc()
+    norm2 = torch.linalg.vecdot(u, u)  # exact: integers below 2^53
+    if not bool((norm2 <= bound).all()):  # cannot happen; the proof rests on it, so look
+        raise DataError(f"integer norm must be at most {levels}. Got {float(norm2.max()) ** 0.5}")
     return u
 
 
@@ -83,7 +83,11 @@ def from_triangle(t: Tensor) -> Tensor:
 
 
 class MomentSums:
-    """Accumulates (n, Σu, Σuuᵀ) per class from batches of integer rows, never n·d² numbers."""
+    """Accumulates (n, Σu, Σuuᵀ) per class from batches of integer rows.
+
+    Holds up to 1000 rows, never n·d² numbers. Blocks of that size are multiplied in float32 where
+    it is exact: |Σ u_i u_j| <= rows · levels² <= 2^24; else in float64.
+    """
 
     def __init__(self, query: MomentsQuery) -> None:
         self._q = query
@@ -91,26 +95,36 @@ class MomentSums:
         self._count = torch.zeros(c, dtype=torch.int64)
         self._mean = torch.zeros(c, d, dtype=torch.float64)
         self._second = torch.zeros(c if query.second else 1, d, d, dtype=torch.float64)
+        small = BLOCK * query.levels**2 <= 2**24
+        self._dtype = torch.float32 if small else torch.float64
+        self._held: list[tuple[Tensor, Tensor]] = []
 
     def add(self, u: Tensor, labels: Tensor) -> None:
-        """Add float64 integer rows ``[b, d]`` whose ``labels`` (int64 ``[b]``) are sorted."""
-        per_class = torch.bincount(labels, minlength=self._q.classes)
-        self._count += per_class
-        if not self._q.second:
-            self._mean.index_add_(0, labels, u)
-            if self._q.pooled:
-                self._second[0].addmm_(u.T, u)
+        """Add float64 integer rows ``[b, d]`` with ``labels`` (int64 ``[b]``), in any order."""
+        for part, y in zip(torch.split(u, BLOCK), torch.split(labels, BLOCK), strict=True):
+            if sum(len(held) for _, held in self._held) + len(y) > BLOCK:
+                self._flush()
+            self._held.append((part.to(self._dtype), y))
+
+    def _flush(self) -> None:
+        if not self._held:
             return
-        start = 0
-        for c, n in enumerate(per_class.tolist()):
-            if n:
-                rows = u[start : start + n]
-                self._mean[c] += rows.sum(0)
-                self._second[c].addmm_(rows.T, rows)
-            start += n
+        rows, labels = (torch.cat(parts) for parts in zip(*self._held, strict=True))
+        self._held = []
+        counts = torch.bincount(labels, minlength=self._q.classes)
+        self._count += counts
+        rows = rows[torch.argsort(labels, stable=True)]
+        if self._q.pooled and not self._q.second:
+            self._second[0] += rows.T @ rows
+        for c, part in enumerate(torch.split(rows, counts.tolist())):
+            if len(part):
+                self._mean[c] += part.sum(0)
+                if self._q.second:
+                    self._second[c] += part.T @ part
 
     def tensors(self) -> Tensors:
         """Return the sums as int64, in the shapes of ``query.shapes(noised=False)``."""
+        self._flush()
         q = self._q
         out = {"count": self._count * q.count_weight, "mean": self._mean.to(torch.int64)}
         if q.second:

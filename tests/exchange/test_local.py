@@ -1,0 +1,139 @@
+"""The local exchange: what it refuses, and that noise reaches every sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedgist.errors import DataError, PrivacyError
+from fedgist.exchange.local import LocalExchange
+from fedgist.method import Method
+from fedgist.privacy.claim import Privacy
+from fedgist.run import drive, plan_of
+from fedgist.types import Images, Outcome, Round, State, SumQuery, Task
+
+QUERY = SumQuery(clip=1.0, levels=64)
+OTHER = SumQuery(clip=2.0, levels=64)
+
+
+@dataclass(frozen=True)
+class Toy(Method):
+    """Sums the mean pixel; misbehaves as told."""
+
+    reduce: str = "sum"
+    plain_from: int = 99
+    two_queries: bool = False
+
+    def plan(self, task):
+        queries = (QUERY, OTHER) if self.two_queries else (QUERY,)
+        return [Round(self.reduce, queries)]
+
+    def start(self, task, rng):
+        return State()
+
+    def summarize(self, r, task, shared, client, rng):
+        i = int(client.name.split()[-1])
+        if i >= self.plain_from:
+            return {"x": torch.zeros(1, dtype=torch.int64)}
+        query = OTHER if self.two_queries and i % 2 else QUERY
+        return client.sum(lambda x, y: {"x": x.flatten(1).mean(1, keepdim=True)}, query)
+
+    def update(self, r, task, state, merged, rng):
+        return State(server=merged)
+
+    def finish(self, task, state, rng):
+        return Outcome(details={"merged": state.server})
+
+
+def run(method, task, parts, privacy, **options):
+    plan = plan_of(method, task, privacy)
+    exchange = LocalExchange(
+        method,
+        task,
+        privacy,
+        plan.sigma,
+        [lambda p=p: p for p in parts],
+        [f"client {i}" for i in range(len(parts))],
+        **options,
+    )
+    return drive(method, task, exchange, plan.rounds, 0).details["merged"], exchange
+
+
+@pytest.fixture
+def parts(images: Images) -> list[Images]:
+    return [images.take(torch.arange(60) % 4 == i) for i in range(4)]
+
+
+def test_a_plain_gist_cannot_carry_the_whole_sum_past_the_noise(task, parts):
+    for first_plain in (0, 1, 3):
+        with pytest.raises(PrivacyError, match=f"client {first_plain}.*must be Sensitive"):
+            run(Toy(plain_from=first_plain), task, parts, Privacy(epsilon=1))
+
+
+def test_two_queries_in_one_sum_round_are_refused(task, parts):
+    with pytest.raises(PrivacyError, match="must answer one query"):
+        run(Toy(two_queries=True), task, parts, Privacy(epsilon=1))
+
+
+def test_exact_sums_in_a_pool_round_are_refused(task, parts):
+    with pytest.raises(PrivacyError, match="must be released before a pool round"):
+        run(Toy(reduce="pool"), task, parts, Privacy(epsilon=1))
+
+
+def test_exact_sums_are_kept_in_simulations_only(task, parts):
+    _, exchange = run(Toy(), task, parts, Privacy(epsilon=1), observe=True)
+    assert "x" in exchange.exact
+    with pytest.raises(PrivacyError, match="must not be kept in a real release"):
+        run(Toy(), task, parts, Privacy(epsilon=1, noise="system"), observe=True)
+
+
+@pytest.mark.parametrize("trust", ["central", "local", "distributed"])
+@pytest.mark.parametrize("noise", ["seeded", "system"])
+def test_the_noise_in_the_sum_has_the_stated_size(task, parts, trust, noise):
+    privacy = Privacy(epsilon=1, trust=trust, noise=noise)
+    exact, _ = run(Toy(), task, parts, Privacy(epsilon=float("inf")))
+    drawn = []
+    for seed in range(60):
+        merged, _ = run(Toy(), task, parts, privacy, seed=seed)
+        drawn.append(float(merged.tensors["x"] - exact.tensors["x"]))
+    expected = merged.sigma * QUERY.levels
+    measured = torch.tensor(drawn).std()
+    assert 0.65 * expected < measured < 1.45 * expected  # χ²(59) at about 1e-5
+    assert merged.sigma == pytest.approx(
+        plan_of(Toy(), task, privacy).sigma * (2 if trust == "local" else 1)
+    )
+
+
+def test_classes_that_are_not_the_tasks_are_refused_by_name(task, images):
+    wrong = Images(images.pixels, images.labels, ("a", "c", "b"))
+    with pytest.raises(DataError, match=r"client 1: classes must be the task's"):
+        run(Toy(), task, [images, wrong], Privacy(epsilon=1))
+
+
+def test_one_client_is_in_memory_at_a_time(task, images):
+    alive: list[int] = []
+    peak = 0
+
+    def load():
+        nonlocal peak
+        part = images.take(torch.arange(5))
+        import weakref
+
+        alive.append(1)
+        weakref.finalize(part, alive.pop)
+        peak = max(peak, len(alive))
+        return part
+
+    plan = plan_of(Toy(), task, Privacy(epsilon=1))
+    names = [f"client {i}" for i in range(20)]
+    exchange = LocalExchange(Toy(), task, Privacy(epsilon=1), plan.sigma, [load] * 20, names)
+    drive(Toy(), task, exchange, plan.rounds, 0)
+    assert peak <= 2
+
+
+def test_a_tasks_bound_is_enforced_by_name(images):
+    task = Task("toy", images.classes, channels=1, size=8, max_images=10)
+    with pytest.raises(DataError, match=r"client 0 must hold at most 10 images\. Got 60"):
+        run(Toy(), task, [images], Privacy(epsilon=1))
