@@ -1,6 +1,6 @@
 """Run a benchmark file: accuracy, invariance, participation, cost; check what it expects.
 
-Usage: python benchmarks/run.py FILE.toml [--quick] [--out RESULTS.json]
+Usage: python benchmarks/run.py FILE.toml [--quick] [--parts cost ...] [--out RESULTS.json]
 
 Results carry commit, versions, configuration and seeds. ``--quick`` runs a seconds-long slice on
 the embedded images, without expectations: it proves that the file runs.
@@ -31,7 +31,7 @@ from fedgist.exchange.local import LocalExchange
 from fedgist.experiment import execute
 from fedgist.privacy.client import Client, open_sensitive
 from fedgist.privacy.statistics import complete
-from fedgist.report.record import to_json, versions
+from fedgist.report.record import read_json, to_json, versions
 from fedgist.setup import open_sites, prepare_run
 from fedgist.types import BATCH, MomentsQuery
 
@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--parts", nargs="+", help="run these only, keep the rest of the results")
     parser.add_argument("--cost-child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -59,16 +60,17 @@ def main() -> int:
     if args.cost_child:
         print(json.dumps(cost_child(base, args.cost_child)))
         return 0
-    results: dict[str, Any] = {"benchmark": spec["name"], "quick": args.quick} | provenance(base)
     out = args.out or args.file.parent / "results" / f"{spec['name']}.json"
-    failures: list[str] = []
+    results: dict[str, Any] = read_json(out) if args.parts else {}
+    results |= {"benchmark": spec["name"], "quick": args.quick} | provenance(base)
+    failures = [f for f in results.get("failures", []) if f.split(":")[0] not in args.parts]
     for part, runner in (
         ("invariance", invariance),
         ("cost", cost),
         ("participation", participation),
         ("accuracy", accuracy),
     ):
-        if part in spec:
+        if part in spec and part in (args.parts or spec):
             say(f"== {part}")
             results[part] = runner(spec, base, args, failures)
             save(out, results | {"failures": failures})
@@ -95,7 +97,7 @@ def accuracy(
             line = ", ".join(f"{h} {100 * v['accuracy']:.1f}" for h, v in heads.items())
             say(f"{case['name']}, seed {seed}: {line}")
         row = {"name": case["name"], "set": case["set"], "runs": runs} | summarise(runs)
-        check(row["mean"], case.get("expect", {}), case["name"], failures)
+        check(row["mean"], case.get("expect", {}), f"accuracy: {case['name']}", failures)
         rows.append(row)
     return rows
 

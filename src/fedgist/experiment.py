@@ -64,6 +64,9 @@ def execute(run: Run, folder: Path | None = None, progress: Progress | None = No
     outcome = drive(made.method, made.task, exchange, made.plan.rounds, run.seed, tell)
     clock.lap("protocol")
     files = [] if folder is None else _write_outcome(outcome, folder, made)
+    if folder is not None and sites.split is not None:
+        sites.split.save(folder / "partition.npz")
+        files.append(_file(folder / "partition.npz", "which image went to which client"))
     clock.lap("write")
     tell.stage("evaluate")
     exact = exact_outcome(made, exchange)
@@ -98,23 +101,33 @@ def plan_record(run: Run) -> dict[str, Any]:
         "track": made.plan.claim.track,
         "signal": "not known for this method"
         if moments is None
-        else expected_signal(moments, made.plan.sigma),
+        else expected_signal(moments, made.plan.sigma, getattr(made.method, "class_size", None)),
     }
 
 
-def expected_signal(query: MomentsQuery, sigma: float) -> str:
-    """Say from how many images per class on each block rises above its noise."""
+def expected_signal(query: MomentsQuery, sigma: float, class_size: int | None = None) -> str:
+    """Say from how many images on each block rises above its noise, and how far at ``class_size``.
+
+    A record's code has norm at most R, so n of them hold a signal of n R against noise of norm
+    σ R √d / √share for a mean, and n R² against σ R² d / √share for a second moment, whose spectrum
+    it reaches from n = σ d^1.5 / √share on.
+    """
     if sigma <= 0:
         return "no noise"
-    parts = []
-    d = query.dim
-    # A record's code has norm at most R: noise of the mean is σR√d / (√w·n) against R.
-    parts.append(f"class means from {sigma * d**0.5 / query.mean**0.5:,.0f} images a class")
-    for share, name in ((query.second, "class covariances"), (query.pooled, "pooled covariance")):
+    d, parts = query.dim, []
+    for name, share, power, whole in (
+        ("class means", query.mean, 0.5, False),
+        ("class covariances", query.second, 1.5, False),
+        ("pooled covariance", query.pooled, 1.5, True),
+    ):
         if share:
-            whole = "in all" if name.startswith("pooled") else "a class"
-            parts.append(f"{name} from {sigma * d**1.5 / share**0.5:,.0f} images {whole}")
-    return "; ".join(parts) + " (signal equal to noise)"
+            level = sigma * d**power / share**0.5
+            text = f"{name} from {level:,.0f} images {'in all' if whole else 'a class'}"
+            if class_size:
+                n = class_size * (query.classes if whole else 1)
+                text += f" (here {n / level:.3g} to 1)"
+            parts.append(text)
+    return "; ".join(parts)
 
 
 def _report(

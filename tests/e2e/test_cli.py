@@ -62,6 +62,7 @@ def test_run_prints_a_table_and_names_what_it_wrote(finished):
         "report.json",
         "report.html",
         "samples.png",
+        "partition.npz",
         "run.toml",
         "synthetic/synthetic.npz",
     ):
@@ -240,6 +241,24 @@ def test_version_and_help():
             env=env,
         ).stdout
     )
+
+
+@pytest.mark.slow
+def test_a_slice_of_the_benchmark_runs(tmp_path):
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "benchmarks/run.py", "benchmarks/fedkt_csd_fashion.toml", "--quick"]
+    result = subprocess.run(
+        [*command, "--out", str(tmp_path / "r.json")],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        timeout=900,
+    )
+    assert result.returncode == 0, result.stderr
+    done = json.loads((tmp_path / "r.json").read_text())
+    assert all(i["sums_identical"] and i["release_identical"] for i in done["invariance"])
+    assert {row["name"] for row in done["accuracy"]} >= {"ε = 10", "ε = 1"}
+    assert len(done["participation"]) == 3
 
 
 @pytest.mark.slow

@@ -278,10 +278,23 @@ def test_floors_hold() -> None:
     m = estimate(noised(sums_of(*records([60] * 3), NOISY), NOISY, sigma, 1), NOISY, sigma)
     pooled = pooled_covariance(m, floor=0.7)
     assert float(torch.linalg.eigvalsh(pooled)[0]) >= 0.7 * noise_edge(m.pooled_var, D) * (1 - 1e-9)
-    covs = covariances(m, pooled, mix=0.0, method="clamp", least=0.05, edges=0.3)
-    for cov, v in zip(covs, m.cov_var.tolist(), strict=True):
-        least = max(0.3 * noise_edge(v, D), 0.05 * float(pooled.diagonal().mean()))
-        assert float(torch.linalg.eigvalsh(cov)[0]) >= least * (1 - 1e-9)
+    signal = float(m.pooled.diagonal().mean())
+    for edges in (0.001, 0.05, 0.3):
+        covs = covariances(m, pooled, mix=0.0, method="clamp", least=0.05, edges=edges)
+        for cov, v in zip(covs, m.cov_var.tolist(), strict=True):
+            noise = edges * noise_edge(v, D)
+            own = max(0.0, 1 - noise / signal) * noise
+            least = max(own, 0.05 * float(pooled.diagonal().mean()))
+            assert float(torch.linalg.eigvalsh(cov)[0]) >= least * (1 - 1e-9)
+
+
+def test_a_class_that_drowns_in_noise_falls_back_on_the_pooled_covariance() -> None:
+    sums = sums_of(*records([8000, 8000, 6]), NOISY)
+    m = estimate(noised(sums, NOISY, 2.0, 1), NOISY, 2.0)
+    pooled = pooled_covariance(m)
+    covs = covariances(m, pooled, mix=0.0, least=1e-6)
+    assert torch.allclose(covs[2], pooled, atol=1e-9)
+    assert not torch.allclose(covs[0], pooled, atol=1e-3)
 
 
 def test_without_noise_no_method_changes_good_covariances() -> None:

@@ -81,7 +81,10 @@ def encoder_info(spec: str) -> dict[str, Any]:
         "exact": encoder.exact,
         "track": encoder.track,
         "digest": encoder.digest,
-        "radius": {f"{q:.2f}": Whitening(encoder.public, 0.25).radius(q) for q in (0.5, 0.8, 0.95)},
+        "radius": {
+            f"{q:.2f}": round(Whitening(encoder.public, 0.25).radius(q), 3)
+            for q in (0.5, 0.8, 0.95)
+        },
     }
     path = _path(spec)
     manifest = path.with_suffix(".json") if path else None

@@ -121,27 +121,33 @@ def covariances(
     mix: float,
     method: Literal["rie", "linear", "clamp"] = "rie",
     least: float = 0.01,
-    edges: float = 0.1,
+    edges: float = 0.05,
 ) -> Tensor:
     """Return one positive definite covariance per class, ``[C, d, d]``.
+
+    A class whose noise drowns its covariance falls back on the pooled one, step by step, so that
+    small classes cost accuracy slowly: its share of ``pooled`` grows from ``mix`` to 1 as
+    ``edges`` noise edges grow to the mean variance of the codes.
 
     Args:
         m: the estimates. Without class second moments every class gets ``pooled``.
         pooled: from `pooled_covariance`: the target, and what is mixed in.
-        mix: share of ``pooled`` in the result.
+        mix: share of ``pooled`` in the result of a class without noise.
         method: ``rie`` or ``linear`` shrinkage towards ``pooled``, or none (``clamp``).
         least: eigenvalues are raised to this share of the mean eigenvalue of ``pooled``.
         edges: and to this many noise edges of the class.
     """
     average = float(pooled.diagonal().mean())
+    signal = max(float(m.pooled.diagonal().mean()), m.grain)
     out = []
     for c in range(len(m.count)):
         v = float(m.cov_var[c])
-        cov = pooled
-        if m.cov is not None and bool(m.present[c]):
-            cov = _shrunk(m.cov[c], v, pooled, method)
-        floor = max(least * average, edges * noise_edge(v, m.dim), m.grain)
-        out.append(clamp_eigenvalues(mix * pooled + (1 - mix) * cov, floor))
+        noise = edges * noise_edge(v, m.dim)
+        own = m.cov is not None and bool(m.present[c])
+        trust = (1 - mix) * max(0.0, 1 - noise / signal) if own else 0.0
+        cov = _shrunk(m.cov[c], v, pooled, method) if m.cov is not None and trust > 0 else pooled
+        floor = max(least * average, trust * noise, m.grain)
+        out.append(clamp_eigenvalues((1 - trust) * pooled + trust * cov, floor))
     return torch.stack(out)
 
 

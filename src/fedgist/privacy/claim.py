@@ -171,7 +171,7 @@ def claim_of(
             "a person is taken to have images at one client only: each client bounds its own"
         )
     if privacy.noise == "seeded" and sigma > 0:
-        notes.append("noise came from a seed: a simulation, not fit for release")
+        notes.append("noise comes from a seed: a simulation, not fit for release")
     return Claim(
         epsilon=readings[privacy.adjacency],
         nominal=privacy.epsilon,
