@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ import torch
 from fedgist.config import Run, load
 from fedgist.exchange.local import LocalExchange
 from fedgist.experiment import execute
-from fedgist.privacy.client import Client, open_sensitive
-from fedgist.privacy.statistics import complete
+from fedgist.privacy.client import Client
+from fedgist.privacy.noise import SeededNoise
 from fedgist.report.record import read_json, to_json, versions
 from fedgist.setup import open_sites, prepare_run
 from fedgist.types import BATCH, MomentsQuery
@@ -230,34 +231,45 @@ def cost(
     return out
 
 
-def client_cost(base: list[str], repeats: int = 15) -> dict[str, Any]:
-    """Time a client's whole work against encoding alone, alternating; the fastest of each."""
+def client_cost(base: list[str], pairs: int = 25) -> dict[str, Any]:
+    """Time a client's whole work against encoding alone, in alternation, on one thread and on all.
+
+    The ratio is the median over adjacent pairs: the speed of a shared machine drifts.
+    """
     run = load(None, [*base, "privacy.epsilon=10", "data.clients=10", 'method.heads=["lda"]'])
     made = prepare_run(run)
     images = open_sites(made).together()
-    images = images.take(torch.arange(min(len(images), 6000)))
+    images = images.take(torch.arange(min(len(images), 3000)))
     rnd = made.plan.rounds[0]
     (query,) = rnd.queries
     assert isinstance(query, MomentsQuery)
-    encoder = made.method.space.encoder  # type: ignore[attr-defined]
-    bare, whole = [], []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        for x, _labels in images.batches(BATCH):
-            encoder.encode_task(x)
-        bare.append(time.perf_counter() - started)
-        client = Client("bench", images, rnd, sigma=1, noise=None, max_images=65535)  # type: ignore[arg-type]
-        started = time.perf_counter()
-        sums = open_sensitive(client.moments(made.method.space.codes, query))  # type: ignore[attr-defined]
-        whole.append(time.perf_counter() - started)
-        complete(query, sums)
-    a, b = min(bare), min(whole)
-    return {
-        "images": len(images),
-        "encode_images_per_second": len(images) / a,
-        "client_images_per_second": len(images) / b,
-        "statistics_over_encode": b / a,
-    }
+    space = made.method.space  # type: ignore[attr-defined]
+
+    def encode() -> None:
+        for x, _ in images.batches(BATCH):
+            space.encoder.encode_task(x)
+
+    def whole() -> None:
+        client = Client("bench", images, rnd, sigma=1, noise=SeededNoise(0), max_images=65_535)
+        client.moments(space.codes, query)
+
+    threads = torch.get_num_threads()
+    out: dict[str, Any] = {"images": len(images)}
+    for n, suffix in ((1, ""), (threads, "_all_threads")):
+        torch.set_num_threads(n)
+        timed = [(seconds(encode), seconds(whole)) for _ in range(pairs)][2:]
+        bare = statistics.median(a for a, _ in timed)
+        out[f"encode_images_per_second{suffix}"] = len(images) / bare
+        out[f"statistics_over_encode{suffix}"] = statistics.median(b / a for a, b in timed)
+    torch.set_num_threads(threads)
+    return out
+
+
+def seconds(work: Callable[[], None]) -> float:
+    """Time one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 def cost_child(base: list[str], clients: int) -> dict[str, Any]:

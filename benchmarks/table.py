@@ -142,9 +142,11 @@ def cost(c: dict[str, Any]) -> str:
         for run in c["runs"]
     ]
     line = (
-        f"Encoding alone {c['encode_images_per_second']:,.0f} images/s, a client's whole work "
-        f"{c['client_images_per_second']:,.0f} images/s: {c['statistics_over_encode']:.3f} of the "
-        "time. Closed-form heads; the network of `decode` comes on top at the server."
+        f"Encoding runs at {c['encode_images_per_second']:,.0f} images/s on one thread and "
+        f"{c['encode_images_per_second_all_threads']:,.0f} on all; a client's whole work takes "
+        f"{c['statistics_over_encode']:.2f} times as long on one thread and "
+        f"{c['statistics_over_encode_all_threads']:.2f} times on all. Closed-form heads; the "
+        "network of `decode` comes on top at the server."
     )
     head = ("clients", "upload per client", "all clients together", "server", "peak memory")
     return table(head, rows) + "\n\n" + line

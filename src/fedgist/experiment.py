@@ -172,10 +172,14 @@ def _write_outcome(outcome: Outcome, folder: Path, made: Prepared) -> list[dict[
         "title": made.title,
         "task": json.dumps(asdict(made.task), ensure_ascii=False),
     }
+    stale = set(folder.glob("classifier*.safetensors"))
     for i, (name, classifier) in enumerate(outcome.classifiers.items()):
         path = folder / ("classifier.safetensors" if i == 0 else f"classifier-{name}.safetensors")
+        stale.discard(path)
         save_classifier(classifier, path, extra | {"head": name})
         files.append(_file(path, f"classifier '{name}'" + (", the first asked for" * (i == 0))))
+    for path in stale:  # of an earlier run with other heads: it would pass for this run's
+        path.unlink()
     if outcome.synthetic is not None:
         files += write_synthetic(outcome.synthetic, folder, made.plan.claim.record(), made.title)
         samples_png(outcome.synthetic, folder / "samples.png")

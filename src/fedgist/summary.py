@@ -27,7 +27,7 @@ def print_result(report: Mapping[str, Any], folder: Path) -> None:
     out.print(f"\n[bold]{report['title']}[/bold]")
     out.print(_heads_table(report["heads"]))
     out.print(_facts_table(_result_facts(report)))
-    for note in report["claim"]["notes"]:
+    for note in dict.fromkeys([*report["claim"]["notes"], *_site_notes(report["clients"])]):
         out.print(f"[yellow]note[/yellow] {note}")
     out.print(f"\nWritten to [bold]{folder}[/bold]:")
     for f in report["files"]:
@@ -89,6 +89,17 @@ def print_record(record: Mapping[str, Any]) -> None:
             value = "\n".join(f"{k}: {v}" for k, v in value.items())
         facts.append((key, str(value)))
     Console(highlight=False, soft_wrap=True).print(_facts_table(facts))
+
+
+def _site_notes(visits: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say once what several sites report alike."""
+    sites: dict[str, list[str]] = {}
+    for v in visits:
+        if v["note"]:
+            sites.setdefault(v["note"], []).append(v["client"])
+    return [
+        f"{who[0] if len(who) == 1 else f'{len(who)} clients'}: {n}" for n, who in sites.items()
+    ]
 
 
 def _heads_table(heads: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -94,7 +94,9 @@ class LocalExchange:
         try:
             sent = self.method.summarize(r, self.task, shared, client, rng)
         except FedGistError as e:
-            raise type(e)(f"{self.names[i]}: {e}") if self.names[i] not in str(e) else e from None
+            if self.names[i] not in str(e):
+                e.args = (f"{self.names[i]}: {e}",)
+            raise
         query = sent.query if isinstance(sent, Sensitive) else None
         if isinstance(sent, Sensitive):
             if rnd.reduce != "sum":

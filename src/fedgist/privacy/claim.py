@@ -116,7 +116,7 @@ class Claim:
         unit = self.unit if self.unit == "image" else f"{self.unit} (at most {self.records} images)"
         return (
             f"ε = {eps}, δ = {self.delta:g} for one {unit}, {self.adjacency}; noise by "
-            f"{self.noise_by}; {self.track}"
+            f"{self.noise_by}; track: {self.track}"
         )
 
     def record(self) -> dict[str, Any]:
