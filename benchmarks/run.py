@@ -74,6 +74,7 @@ def main() -> int:
         if part in spec and part in (args.parts or spec):
             say(f"== {part}")
             results[part] = runner(spec, base, args, failures)
+            results.setdefault("commits", {})[part] = results["commit"]
             save(out, results | {"failures": failures})
     results["failures"] = [] if args.quick else failures
     save(out, results)

@@ -85,7 +85,8 @@ def test_report_and_synthetic_set_read_back(finished):
         assert np.bincount(z["labels"]).tolist() == [6] * 10
     files = list((out / "synthetic" / "train").rglob("*.png"))
     assert len(files) == 60
-    assert Image.open(files[0]).size == (28, 28)
+    with Image.open(files[0]) as image:
+        assert image.size == (28, 28)
 
 
 @pytest.mark.slow
@@ -205,7 +206,14 @@ def test_wrong_use_gives_one_line_and_exit_code_2(args, words, tmp_path):
 def test_ctrl_c_leaves_whole_files(tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "fedgist", "run", "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell's background job ignores ctrl-C, and so would every process that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.time() + 120
     while not (out / "run.toml").exists() and time.time() < deadline:
         time.sleep(0.05)
