@@ -170,6 +170,10 @@ def claim_of(
         notes.append(
             "a person is taken to have images at one client only: each client bounds its own"
         )
+    if privacy.trust == "distributed" and sigma > 0:
+        notes.append(
+            "a noise share protects only inside a secure sum; the local exchange adds in the clear"
+        )
     if privacy.noise == "seeded" and sigma > 0:
         notes.append("noise comes from a seed: a simulation, not fit for release")
     return Claim(
