@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import NoReturn
 
 import torch
@@ -19,8 +20,8 @@ from torch import Tensor
 
 from fedgist.errors import DataError, PrivacyError, UnplannedQuery
 from fedgist.privacy.noise import Noise, noise_tensors
-from fedgist.privacy.statistics import MomentSums, clip_to_grid, complete
-from fedgist.types import Images, MomentsQuery, Query, Round, SumQuery, Tensors, Unit
+from fedgist.privacy.statistics import BLOCK, MomentSums, clip_to_grid, complete
+from fedgist.types import BATCH, Images, MomentsQuery, Query, Round, SumQuery, Tensors, Unit
 
 __all__ = ["Client", "Contribution", "Sensitive", "open_sensitive"]
 
@@ -165,12 +166,11 @@ class Client:
         """
         self._spend(query)
         sums = MomentSums(query)
-        for x, labels in self._images.batches():
-            z = self._rows(encode(x), len(labels))
-            if z.shape[1] != query.dim:
-                raise DataError(
-                    f"{self.name}: codes must have {query.dim} numbers. Got {z.shape[1]}"
-                )
+        # Images go through the encoder in batches that fit the cache; codes are clipped and summed
+        # in blocks of several, since each of those operations is small.
+        pairs = ((self._codes(encode, x, query.dim), y) for x, y in self._images.batches())
+        while block := list(islice(pairs, BLOCK // BATCH)):
+            z, labels = (torch.cat(parts) for parts in zip(*block, strict=True))
             sums.add(clip_to_grid(z, query.clip, query.levels), labels)
         return Sensitive(query, sums.tensors())
 
@@ -234,6 +234,12 @@ class Client:
             what = f"asked {query.times + 1} times" if planned else "not in the plan"
             raise UnplannedQuery(f"{self.name}: a query must be planned. Got {query} ({what})")
         self._left[query] -= 1
+
+    def _codes(self, encode: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
+        z = self._rows(encode(x), len(x))
+        if z.shape[1] != dim:
+            raise DataError(f"{self.name}: codes must have {dim} numbers. Got {z.shape[1]}")
+        return z
 
     def _rows(self, z: Tensor, n: int) -> Tensor:
         z = z.to(torch.float64)

@@ -17,6 +17,7 @@ from fedgist.errors import ConfigError, DataError
 from fedgist.types import MomentsQuery, Tensors
 
 __all__ = [
+    "BLOCK",
     "MomentSums",
     "bit_widths",
     "clip_to_grid",
@@ -83,10 +84,10 @@ def from_triangle(t: Tensor) -> Tensor:
 
 
 class MomentSums:
-    """Accumulates (n, Σu, Σuuᵀ) per class from batches of integer rows.
+    """Accumulates (n, Σu, Σuuᵀ) per class from integer rows; never holds n·d² numbers.
 
-    Holds up to 1000 rows, never n·d² numbers. Blocks of that size are multiplied in float32 where
-    it is exact: |Σ u_i u_j| <= rows · levels² <= 2^24; else in float64.
+    Rows are multiplied `BLOCK` at a time, in float32 where that is exact
+    (|Σ u_i u_j| <= rows · levels² <= 2^24), else in float64.
     """
 
     def __init__(self, query: MomentsQuery) -> None:
@@ -97,20 +98,13 @@ class MomentSums:
         self._second = torch.zeros(c if query.second else 1, d, d, dtype=torch.float64)
         small = BLOCK * query.levels**2 <= 2**24
         self._dtype = torch.float32 if small else torch.float64
-        self._held: list[tuple[Tensor, Tensor]] = []
 
     def add(self, u: Tensor, labels: Tensor) -> None:
         """Add float64 integer rows ``[b, d]`` with ``labels`` (int64 ``[b]``), in any order."""
         for part, y in zip(torch.split(u, BLOCK), torch.split(labels, BLOCK), strict=True):
-            if sum(len(held) for _, held in self._held) + len(y) > BLOCK:
-                self._flush()
-            self._held.append((part.to(self._dtype), y))
+            self._add(part.to(self._dtype), y)
 
-    def _flush(self) -> None:
-        if not self._held:
-            return
-        rows, labels = (torch.cat(parts) for parts in zip(*self._held, strict=True))
-        self._held = []
+    def _add(self, rows: Tensor, labels: Tensor) -> None:
         counts = torch.bincount(labels, minlength=self._q.classes)
         self._count += counts
         rows = rows[torch.argsort(labels, stable=True)]
@@ -124,7 +118,6 @@ class MomentSums:
 
     def tensors(self) -> Tensors:
         """Return the sums as int64, in the shapes of ``query.shapes(noised=False)``."""
-        self._flush()
         q = self._q
         out = {"count": self._count * q.count_weight, "mean": self._mean.to(torch.int64)}
         if q.second:
