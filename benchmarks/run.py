@@ -32,8 +32,8 @@ from fedgist.exchange.local import LocalExchange
 from fedgist.experiment import execute
 from fedgist.privacy.client import Client
 from fedgist.privacy.noise import SeededNoise
-from fedgist.report.record import read_json, to_json, versions
-from fedgist.setup import open_sites, prepare_run
+from fedgist.report.record import read_json, to_json, versions, write_whole
+from fedgist.setup import open_exchange, open_sites, prepare_run
 from fedgist.types import BATCH, MomentsQuery
 
 QUICK = [
@@ -170,16 +170,7 @@ def sums_of(run: Run) -> tuple[LocalExchange, dict[str, torch.Tensor], float]:
     """Run the exchange alone; return it with its exact sums, the release, and seconds."""
     made = prepare_run(run)
     sites = open_sites(made)
-    exchange = LocalExchange(
-        made.method,
-        made.task,
-        run.privacy,
-        made.plan.sigma,
-        sites.loaders,
-        sites.names,
-        seed=run.seed,
-        observe=True,
-    )
+    exchange = open_exchange(made, sites, observe=True)
     started = time.perf_counter()
     merged = exchange.round(0, made.plan.rounds[0], {})
     return exchange, merged.tensors, time.perf_counter() - started
@@ -336,9 +327,7 @@ def provenance(base: list[str]) -> dict[str, Any]:
 def save(path: Path, results: dict[str, Any]) -> None:
     """Write results aside and rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(to_json(results) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    write_whole(path, (to_json(results) + "\n").encode())
 
 
 def say(text: str) -> None:

@@ -19,9 +19,17 @@ from fedgist.progress import Progress
 from fedgist.report.export import save_classifier, write_synthetic
 from fedgist.report.figures import samples_png
 from fedgist.report.page import write_page
-from fedgist.report.record import versions, write_json
+from fedgist.report.record import versions, write_json, write_whole
 from fedgist.run import drive
-from fedgist.setup import Prepared, Sites, blocks, open_sites, prepare_run, test_images
+from fedgist.setup import (
+    Prepared,
+    Sites,
+    blocks,
+    open_exchange,
+    open_sites,
+    prepare_run,
+    test_images,
+)
 from fedgist.types import MomentsQuery, Outcome
 
 __all__ = ["Result", "execute", "plan_record"]
@@ -46,21 +54,12 @@ def execute(run: Run, folder: Path | None = None, progress: Progress | None = No
     made = prepare_run(run)
     if folder is not None:
         _claim_folder(folder)
-        _write_text(folder / "run.toml", dumps(run))
+        write_whole(folder / "run.toml", dumps(run).encode())
     tell.stage("load")
     sites, test = open_sites(made), test_images(made)
     clock.lap("load")
-    exchange = LocalExchange(
-        made.method,
-        made.task,
-        run.privacy,
-        made.plan.sigma,
-        sites.loaders,
-        sites.names,
-        seed=run.seed,
-        progress=tell,
-        observe=run.evaluation.ceiling and run.privacy.noise == "seeded",
-    )
+    observe = run.evaluation.ceiling and run.privacy.noise == "seeded"
+    exchange = open_exchange(made, sites, observe=observe, progress=tell)
     outcome = drive(made.method, made.task, exchange, made.plan.rounds, run.seed, tell)
     clock.lap("protocol")
     files = [] if folder is None else _write_outcome(outcome, folder, made)
@@ -211,12 +210,6 @@ def _claim_folder(folder: Path) -> None:
         probe.unlink()
     except OSError as e:
         raise ConfigError(f"--out must be a writable folder. Got {folder} ({e.strerror})") from e
-
-
-def _write_text(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
 
 
 class _Clock:

@@ -12,13 +12,23 @@ import torch
 
 from fedgist.config import Run, make_method
 from fedgist.data import Partition, Source, open_source, partition
+from fedgist.exchange.local import LocalExchange
 from fedgist.method import Method
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import bit_widths, packed_bytes
+from fedgist.progress import Progress
 from fedgist.run import Plan, derive, generator, plan_of
 from fedgist.types import Images, MomentsQuery, Task
 
-__all__ = ["Prepared", "Sites", "blocks", "open_sites", "prepare_run", "test_images"]
+__all__ = [
+    "Prepared",
+    "Sites",
+    "blocks",
+    "open_exchange",
+    "open_sites",
+    "prepare_run",
+    "test_images",
+]
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,23 @@ def open_sites(made: Prepared) -> Sites:
         split,
         split.table(images.labels, len(task.classes)).tolist(),
         lambda: images.take(torch.cat(rows).sort().values),
+    )
+
+
+def open_exchange(
+    made: Prepared, sites: Sites, *, observe: bool, progress: Progress | None = None
+) -> LocalExchange:
+    """Return the exchange that runs the plan over the sites; options as `LocalExchange`."""
+    return LocalExchange(
+        made.method,
+        made.task,
+        made.run.privacy,
+        made.plan.sigma,
+        sites.loaders,
+        sites.names,
+        seed=made.run.seed,
+        progress=progress or Progress(),
+        observe=observe,
     )
 
 

@@ -253,8 +253,6 @@ class FedKTCSD(Method):
         weight = m.present.to(torch.float64)
         if self.prior == "counts":
             weight = weight * m.count
-        if not bool(weight.any()):
-            weight = torch.ones_like(weight)
         share = weight / weight.sum() * self.synthetic_size
         sizes = share.floor().to(torch.int64)
         short = self.synthetic_size - int(sizes.sum())
