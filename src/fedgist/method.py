@@ -18,7 +18,10 @@ from fedgist.errors import ConfigError, did_you_mean
 from fedgist.privacy.client import Client, Sensitive
 from fedgist.types import Merged, Outcome, Round, State, Task, Tensors
 
-__all__ = ["Method", "method_class", "method_names"]
+__all__ = ["Gist", "Method", "method_class", "method_names"]
+
+# Tensors for a pool round; for a sum round the answers to its queries, in the plan's order.
+Gist = Tensors | Sensitive | tuple[Sensitive, ...]
 
 
 class Method(ABC):
@@ -35,7 +38,7 @@ class Method(ABC):
     @abstractmethod
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
-    ) -> Tensors | Sensitive:
+    ) -> Gist:
         """Meet the data of one client in round ``r``. The only code of a method that does."""
 
     @abstractmethod

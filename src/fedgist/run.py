@@ -14,7 +14,7 @@ from fedgist.privacy.claim import Claim, Privacy, calibrate, claim_of
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import bit_widths, packed_bytes
 from fedgist.progress import Progress
-from fedgist.types import Merged, MomentsQuery, Outcome, Round, Task, Tensors
+from fedgist.types import Merged, Outcome, Round, Task, Tensors
 
 __all__ = [
     "Exchange",
@@ -93,12 +93,11 @@ def derive(seed: int, *path: str | int) -> int:
 
 def upload_bytes(rnd: Round, task: Task, privacy: Privacy, sigma: float) -> int | None:
     """Return the payload in bytes of one client's gist, or None where it depends on the data."""
-    if rnd.raw or not all(isinstance(q, MomentsQuery) for q in rnd.queries):
+    noised = privacy.trust != "central" and sigma > 0
+    if rnd.raw or not all(q.shapes(noised=noised) for q in rnd.queries):
         return None
     total = 0
-    noised = privacy.trust != "central" and sigma > 0
     for q in rnd.queries:
-        assert isinstance(q, MomentsQuery)
         widths = bit_widths(q, task.max_images, noise_scales(q, sigma) if noised else None)
         for name, shape in q.shapes(noised=noised).items():
             total += packed_bytes(torch.Size(shape).numel(), widths[name])

@@ -18,7 +18,7 @@ from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import bit_widths, packed_bytes
 from fedgist.progress import Progress
 from fedgist.run import Plan, derive, generator, plan_of
-from fedgist.types import Images, MomentsQuery, Task
+from fedgist.types import Images, Task
 
 __all__ = [
     "Prepared",
@@ -129,15 +129,13 @@ def blocks(made: Prepared) -> list[dict[str, Any]]:
     sigma = made.plan.sigma
     noised = made.run.privacy.trust != "central" and sigma > 0
     for query in (q for r in made.plan.rounds for q in r.queries):
-        if not isinstance(query, MomentsQuery):
-            continue
         scales = noise_scales(query, sigma) if sigma > 0 else {}
         widths = bit_widths(query, made.task.max_images, scales if noised else None)
         for name, shape in query.shapes(noised=noised).items():
             n = math.prod(shape)
             rows.append(
                 {
-                    "block": name,
+                    "block": f"{query.name}: {name}" if query.name else name,
                     "shape": list(shape),
                     "numbers": n,
                     "bits": widths[name],

@@ -31,6 +31,8 @@ __all__ = [
     "Tensors",
     "Trust",
     "Unit",
+    "blocks_of",
+    "prefixed",
 ]
 
 Tensors = dict[str, Tensor]
@@ -138,6 +140,9 @@ class SumQuery:
         times: how often the query is asked.
         per_class: one block per class. A record touches its own block only, so the sensitivity
             is that of one block.
+        name: tells the queries of one round apart; put before the names of their blocks.
+        shape: of what one record adds, its classes included, when the plan knows it (the bytes of
+            a gist are then known in advance); empty otherwise.
     """
 
     clip: float
@@ -145,9 +150,15 @@ class SumQuery:
     scale: float = 1.0
     times: int = 1
     per_class: bool = False
+    name: str = ""
+    shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _positive(clip=self.clip, scale=self.scale, levels=self.levels, times=self.times)
+
+    def shapes(self, *, noised: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shape of the one block ``rows``; nothing when the plan does not know it."""
+        return {"rows": self.shape} if self.shape else {}
 
 
 @dataclass(frozen=True)
@@ -172,6 +183,9 @@ class MomentsQuery:
             (``replace-same-class``); under any other adjacency the claim is ε = inf.
         basic: calibrate mean and second moment apart, each at (ε/2, δ/2), as FedKT-CSD was
             published. For comparison only: the joint release needs less noise.
+        times: how often the query is asked.
+        scale: noise multiplier of this query relative to the one calibrated for the whole plan.
+        name: tells the queries of one round apart; put before the names of their blocks.
     """
 
     clip: float
@@ -186,10 +200,12 @@ class MomentsQuery:
     exact_counts: bool = False
     basic: bool = False
     times: int = 1
+    scale: float = 1.0
+    name: str = ""
 
     def __post_init__(self) -> None:
         _positive(clip=self.clip, dim=self.dim, classes=self.classes, levels=self.levels)
-        _positive(count_weight=self.count_weight, times=self.times)
+        _positive(count_weight=self.count_weight, times=self.times, scale=self.scale)
         shares = self.shares
         if not (min(shares.values()) >= 0 and abs(sum(shares.values()) - 1) <= 1e-9):
             raise ConfigError(f"budget shares must be >= 0 and sum to 1. Got {shares}")
@@ -236,6 +252,19 @@ class MomentsQuery:
 Query = SumQuery | MomentsQuery
 
 
+def prefixed(query: Query, tensors: Tensors) -> Tensors:
+    """Return a query's blocks under the names they travel by."""
+    return {f"{query.name}.{k}": v for k, v in tensors.items()} if query.name else tensors
+
+
+def blocks_of(query: Query, tensors: Tensors) -> Tensors:
+    """Undo `prefixed`: return this query's blocks out of a gist that may hold several."""
+    if not query.name:
+        return tensors
+    head = f"{query.name}."
+    return {k.removeprefix(head): v for k, v in tensors.items() if k.startswith(head)}
+
+
 @dataclass(frozen=True)
 class Round:
     """One exchange, declared before any data is seen.
@@ -249,6 +278,16 @@ class Round:
     reduce: Literal["sum", "pool"]
     queries: tuple[Query, ...] = ()
     raw: bool = False
+
+    def __post_init__(self) -> None:
+        # Their blocks travel together and are told apart by name.
+        names = [q.name for q in self.queries]
+        if (
+            self.reduce == "sum"
+            and len(names) > 1
+            and (len(set(names)) < len(names) or "" in names)
+        ):
+            raise ConfigError(f"queries of one sum round must have names of their own. Got {names}")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedgist.errors import DataError, PrivacyError
+from fedgist.errors import ConfigError, DataError, PrivacyError
 from fedgist.exchange.local import LocalExchange
 from fedgist.method import Method
 from fedgist.privacy.claim import Privacy
@@ -15,7 +15,7 @@ from fedgist.run import drive, plan_of
 from fedgist.types import Images, Outcome, Round, State, SumQuery, Task
 
 QUERY = SumQuery(clip=1.0, levels=64)
-OTHER = SumQuery(clip=2.0, levels=64)
+PAIR = (SumQuery(1.0, 64, name="a"), SumQuery(2.0, 64, scale=3.0, name="b", shape=(1,)))
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,11 @@ class Toy(Method):
     reduce: str = "sum"
     plain_from: int = 99
     two_queries: bool = False
+    skip: int = 99
+    wide: SumQuery | None = None
 
     def plan(self, task):
-        queries = (QUERY, OTHER) if self.two_queries else (QUERY,)
+        queries = PAIR if self.two_queries else (self.wide or QUERY,)
         return [Round(self.reduce, queries)]
 
     def start(self, task, rng):
@@ -37,14 +39,20 @@ class Toy(Method):
         i = int(client.name.split()[-1])
         if i >= self.plain_from:
             return {"x": torch.zeros(1, dtype=torch.int64)}
-        query = OTHER if self.two_queries and i % 2 else QUERY
-        return client.sum(lambda x, y: {"x": x.flatten(1).mean(1, keepdim=True)}, query)
+        queries = self.plan(task)[0].queries
+        answers = [client.sum(lambda x, y: {"x": brightness(x)}, q) for q in queries[:1]]
+        answers += [client.sum(lambda x, y: {"rows": 2 * brightness(x)}, q) for q in queries[1:]]
+        return answers[0] if len(queries) == 1 else tuple(answers[: 1 if i >= self.skip else 2])
 
     def update(self, r, task, state, merged, rng):
         return State(server=merged)
 
     def finish(self, task, state, rng):
         return Outcome(details={"merged": state.server})
+
+
+def brightness(x):
+    return x.flatten(1).mean(1, keepdim=True)
 
 
 def run(method, task, parts, privacy, **options):
@@ -72,9 +80,39 @@ def test_a_plain_gist_cannot_carry_the_whole_sum_past_the_noise(task, parts):
             run(Toy(plain_from=first_plain), task, parts, Privacy(epsilon=1))
 
 
-def test_two_queries_in_one_sum_round_are_refused(task, parts):
-    with pytest.raises(PrivacyError, match="must answer one query"):
-        run(Toy(two_queries=True), task, parts, Privacy(epsilon=1))
+def test_every_query_of_a_sum_round_is_answered(task, parts):
+    with pytest.raises(PrivacyError, match=r"client 2: .* must answer the 2 queries"):
+        run(Toy(two_queries=True, skip=2), task, parts, Privacy(epsilon=1))
+
+
+def test_several_queries_share_one_round_and_one_budget(task, parts):
+    for trust in ("central", "local", "distributed"):
+        privacy = Privacy(epsilon=1, trust=trust)
+        exact, _ = run(Toy(two_queries=True), task, parts, Privacy(epsilon=float("inf")))
+        noise: dict[str, list[float]] = {"a.x": [], "b.rows": []}
+        for seed in range(60):
+            merged, _ = run(Toy(two_queries=True), task, parts, privacy, seed=seed)
+            for k, values in noise.items():
+                values.append(float(merged.tensors[k] - exact.tensors[k]))
+        assert set(merged.tensors) == set(noise)
+        single = plan_of(Toy(), task, privacy).sigma
+        joint = plan_of(Toy(two_queries=True), task, privacy).sigma
+        assert joint == pytest.approx(single * (1 + 1 / 9) ** 0.5)
+        scale = merged.sigma * 64
+        for k, expected in (("a.x", scale), ("b.rows", 3 * scale)):
+            spread = torch.tensor(noise[k]).std()
+            assert expected * 0.7 < spread < expected * 1.4, (trust, k)
+
+
+def test_the_shape_of_a_sum_is_the_plans(task, parts):
+    wide = SumQuery(1.0, 64, shape=(2,))
+    with pytest.raises(DataError, match="must be the plan's"):
+        run(Toy(wide=wide), task, parts, Privacy(epsilon=1))
+
+
+def test_queries_of_a_sum_round_need_names_of_their_own():
+    with pytest.raises(ConfigError, match="names of their own"):
+        Round("sum", (QUERY, QUERY))
 
 
 def test_exact_sums_in_a_pool_round_are_refused(task, parts):

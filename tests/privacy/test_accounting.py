@@ -74,7 +74,7 @@ def classic(epsilon: float, delta: float) -> float:
 
 
 def plan_of(*queries: SumQuery | MomentsQuery) -> list[Round]:
-    return [Round("sum", queries)]
+    return [Round("pool", queries)]
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "sigma"), SIGMAS)
@@ -124,7 +124,7 @@ def test_repeats_compose() -> None:
 
 def test_rounds_compose_like_queries() -> None:
     a, b = SumQuery(1.0, scale=2.0), SumQuery(3.0, scale=3.0)
-    together = plan_multiplier([Round("sum", (a, b))], "add-remove")
+    together = plan_multiplier([Round("pool", (a, b))], "add-remove")
     assert together == plan_multiplier([Round("sum", (a,)), Round("pool", (b,))], "add-remove")
 
 
@@ -163,7 +163,7 @@ def test_zcdp_conversion_is_never_below_the_gaussian_it_bounds() -> None:
 @pytest.mark.parametrize("records", [1, 4])
 def test_the_event_of_a_plan_reads_like_the_claim(adjacency: Adjacency, records: int) -> None:
     plan = [
-        Round("sum", (MomentsQuery(2.0, 8, 3), SumQuery(1.0, scale=3.0, times=5))),
+        Round("pool", (MomentsQuery(2.0, 8, 3), SumQuery(1.0, scale=3.0, times=5))),
         Round("pool", (SumQuery(1.0, scale=1.5, per_class=True),)),
     ]
     sigma = sigma_for(3, 1e-5, "discrete-gaussian") * plan_multiplier(plan, adjacency, records)

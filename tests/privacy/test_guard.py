@@ -49,7 +49,7 @@ def rows_of(x: Tensor, y: Tensor) -> dict[str, Tensor]:
 def client_of(images: Images, *queries: Query, sigma: float = 1.0, **options: object) -> Client:
     settings_: dict[str, object] = {"noise": SeededNoise(0), "max_images": 1000} | options
     raw = bool(settings_.pop("raw", False))
-    return Client("site-7", images, Round("sum", queries, raw=raw), sigma=sigma, **settings_)  # type: ignore[arg-type]
+    return Client("site-7", images, Round("pool", queries, raw=raw), sigma=sigma, **settings_)  # type: ignore[arg-type]
 
 
 def test_unplanned_queries_are_refused() -> None:

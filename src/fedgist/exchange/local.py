@@ -12,14 +12,23 @@ from dataclasses import dataclass, field
 import torch
 
 from fedgist.errors import DataError, FedGistError, PrivacyError
-from fedgist.method import Method
+from fedgist.method import Gist, Method
 from fedgist.privacy.claim import Privacy, summed_sigma
 from fedgist.privacy.client import Client, Sensitive, open_sensitive
 from fedgist.privacy.noise import Noise, SeededNoise, SystemNoise, noise_tensors
 from fedgist.privacy.statistics import complete
 from fedgist.progress import Progress, Visit
 from fedgist.run import derive, generator, upload_bytes
-from fedgist.types import Images, Merged, MomentsQuery, Query, Round, Task, Tensors
+from fedgist.types import (
+    Images,
+    Merged,
+    MomentsQuery,
+    Round,
+    Task,
+    Tensors,
+    blocks_of,
+    prefixed,
+)
 
 __all__ = ["LocalExchange"]
 
@@ -56,10 +65,8 @@ class LocalExchange:
             raise PrivacyError("exact sums must not be kept in a real release. Got observe = True")
         total: Tensors = {}
         pooled: list[Tensors] = []
-        asked: set[Query] = set()
         for i in range(len(self.sites)):
-            gist, query = self._visit(i, r, rnd, shared)
-            asked |= {query} if query is not None else set()
+            gist = self._visit(i, r, rnd, shared)
             if rnd.reduce == "pool":
                 pooled.append(gist)
             elif not total:
@@ -70,13 +77,11 @@ class LocalExchange:
         if rnd.reduce == "pool":
             joined = {k: torch.cat([g[k] for g in pooled]) for k in pooled[0]} if pooled else {}
             return Merged(joined, self.sigma, parties)
-        if len(asked) > 1:
-            raise PrivacyError(f"clients must answer one query in a sum round. Got {len(asked)}")
-        for query in asked if self.privacy.trust == "central" else ():
-            total = self._noised(query, total, self._noise(r, "server"), 1)
+        if self.privacy.trust == "central":
+            total = self._noised(rnd, total, self._noise(r, "server"), 1)
         return Merged(total, summed_sigma(self.privacy, self.sigma, parties), parties)
 
-    def _visit(self, i: int, r: int, rnd: Round, shared: Tensors) -> tuple[Tensors, Query | None]:
+    def _visit(self, i: int, r: int, rnd: Round, shared: Tensors) -> Tensors:
         started = time.perf_counter()
         noise = self._noise(r, f"client {i}")
         client = Client(
@@ -97,34 +102,48 @@ class LocalExchange:
             if self.names[i] not in str(e):
                 e.args = (f"{self.names[i]}: {e}",)
             raise
-        query = sent.query if isinstance(sent, Sensitive) else None
-        if isinstance(sent, Sensitive):
-            if rnd.reduce != "sum":
-                raise PrivacyError("exact sums must be released before a pool round. Got Sensitive")
-            gist = open_sensitive(sent)
+        gist = self._open(i, rnd, sent)
+        if rnd.reduce == "sum":
             if self.observe:
                 self._observe(gist)
             if self.privacy.trust != "central":
                 parties = len(self.sites) if self.privacy.trust == "distributed" else 1
-                gist = self._noised(sent.query, gist, noise, parties)
-        elif rnd.reduce == "sum" and rnd.queries:
-            # The exchange adds the noise of a sum: plain numbers would leave without any.
-            raise PrivacyError(
-                f"{self.names[i]}: a gist to be summed must be Sensitive. Got tensors"
-            )
-        else:
-            gist = sent
+                gist = self._noised(rnd, gist, noise, parties)
         self._note(i, client, gist, rnd, shared, time.perf_counter() - started)
-        return gist, query
+        return gist
 
-    def _noised(self, query: Query, sums: Tensors, noise: Noise, parties: int) -> Tensors:
-        if isinstance(query, MomentsQuery):
-            sums = complete(query, sums)
-        if self.sigma <= 0:
-            return sums
+    def _open(self, i: int, rnd: Round, sent: Gist) -> Tensors:
+        """Return what may be merged: tensors of a pool round, exact sums of every query planned."""
+        if isinstance(sent, dict):
+            if rnd.reduce == "sum" and rnd.queries:
+                # The exchange adds the noise of a sum: plain numbers would leave without any.
+                raise PrivacyError(
+                    f"{self.names[i]}: a gist to be summed must be Sensitive. Got tensors"
+                )
+            return sent
+        answers = (sent,) if isinstance(sent, Sensitive) else sent
+        if rnd.reduce != "sum":
+            raise PrivacyError("exact sums must be released before a pool round. Got Sensitive")
+        if [a.query for a in answers] != list(rnd.queries):
+            raise PrivacyError(
+                f"{self.names[i]}: a gist to be summed must answer the {len(rnd.queries)} queries "
+                f"of its round, in order. Got {len(answers)} answers"
+            )
+        return {k: v for a in answers for k, v in prefixed(a.query, open_sensitive(a)).items()}
+
+    def _noised(self, rnd: Round, sums: Tensors, noise: Noise, parties: int) -> Tensors:
+        out: Tensors = {} if rnd.queries else sums
         missing = self.privacy.missing if parties > 1 else 0
-        drawn = noise_tensors(query, self.sigma, noise, sums, parties=parties, missing=missing)
-        return {k: v + drawn[k] for k, v in sums.items()}
+        for query in rnd.queries:
+            exact = blocks_of(query, sums)
+            if isinstance(query, MomentsQuery):
+                exact = complete(query, exact)
+            if self.sigma > 0:
+                options = {"parties": parties, "missing": missing}
+                drawn = noise_tensors(query, self.sigma, noise, exact, **options)
+                exact = {k: v + drawn[k] for k, v in exact.items()}
+            out |= prefixed(query, exact)
+        return out
 
     def _observe(self, sums: Tensors) -> None:
         for k, v in sums.items():

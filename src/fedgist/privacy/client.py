@@ -208,6 +208,11 @@ class Client:
                 totals[name].index_add_(0, block, piece)
         lead = (blocks,) if query.per_class else ()
         out = {k: v.to(torch.int64).reshape((*lead, *shapes[k])) for k, v in totals.items()}
+        if query.shape and {k: tuple(v.shape) for k, v in out.items()} != {"rows": query.shape}:
+            raise DataError(
+                f"{self.name}: sums must be the plan's 'rows' {list(query.shape)}. "
+                f"Got { ({k: list(v.shape) for k, v in out.items()}) }"
+            )
         return Sensitive(query, out)
 
     def release(self, s: Sensitive) -> Tensors:

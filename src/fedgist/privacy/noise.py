@@ -113,7 +113,7 @@ def noise_scales(query: Query, sigma: float) -> dict[str, tuple[float, float]]:
     if isinstance(query, SumQuery):
         s = sigma * query.scale * query.levels
         return {"rows": (s, s)}
-    r = query.levels
+    r, sigma = query.levels, sigma * query.scale
     out: dict[str, tuple[float, float]] = {}
     if not query.exact_counts:
         s = sigma * query.count_weight / math.sqrt(query.count)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgist.errors import ConfigError, DataError
-from fedgist.types import MomentsQuery, Tensors
+from fedgist.types import MomentsQuery, Query, Tensors
 
 __all__ = [
     "BLOCK",
@@ -135,7 +135,7 @@ def complete(query: MomentsQuery, sums: Tensors) -> Tensors:
 
 
 def bit_widths(
-    query: MomentsQuery, max_images: int, noise: dict[str, tuple[float, float]] | None = None
+    query: Query, max_images: int, noise: dict[str, tuple[float, float]] | None = None
 ) -> dict[str, int]:
     """Return the bits that one signed number of each block needs, from public bounds alone.
 
@@ -146,12 +146,10 @@ def bit_widths(
             allowed for (a larger draw has probability below 2^-140).
     """
     r = query.levels
-    largest = {
-        "count": max_images * query.count_weight,
-        "mean": max_images * r,
-        "second": max_images * r * r,
-        "pooled": max_images * r * r,
-    }
+    largest = {"rows": max_images * r}
+    if isinstance(query, MomentsQuery):
+        count, square = max_images * query.count_weight, max_images * r * r
+        largest = {"count": count, "mean": max_images * r, "second": square, "pooled": square}
     if max(largest.values()) >= 2**53:
         raise ConfigError(
             f"max_images x levels² must stay below 2^53. Got {max_images} x {r}²: lower one of them"
