@@ -149,7 +149,7 @@ def select(source: Source, folder: Path) -> list[str]:
     return sorted(name for _, name in best.values())
 
 
-def photo_views(im: Image.Image, rng: np.random.Generator) -> Iterator[Pixels]:
+def photo_views(im: Image.Image, times: int, rng: np.random.Generator) -> Iterator[Pixels]:
     """Yield random patches at several scales, about half of them grey."""
     flat = Image.new("RGBA", im.size, "white")
     flat.alpha_composite(im.convert("RGBA"))
@@ -159,7 +159,7 @@ def photo_views(im: Image.Image, rng: np.random.Generator) -> Iterator[Pixels]:
             break
         shape = tuple(round(side * short / min(rgb.size)) for side in rgb.size)
         level = rgb.resize((shape[0], shape[1]), Image.Resampling.LANCZOS, reducing_gap=3.0)
-        for _ in range(patches):
+        for _ in range(patches * times):
             x = int(rng.integers(0, level.width - SIZE + 1))
             y = int(rng.integers(0, level.height - SIZE + 1))
             patch = level.crop((x, y, x + SIZE, y + SIZE))
@@ -234,7 +234,7 @@ def is_new(x: Pixels, seen: set[bytes]) -> bool:
 
 
 def gather(
-    source: Source, seed: int, seen: set[bytes]
+    source: Source, seed: int, times: int, seen: set[bytes]
 ) -> tuple[dict[str, object], list[Pixels], list[Pixels]]:
     """Return the source's manifest entry, its training and its held-out images."""
     folder, version, names = locate(source)
@@ -248,8 +248,10 @@ def gather(
         with Image.open(folder / name) as im:
             if im.width * im.height > LARGEST:
                 continue
-            photo = source.kind == "photo"
-            views = photo_views(im, rng) if photo else object_views(im, source.views, rng)
+            if source.kind == "photo":
+                views = photo_views(im, times, rng)
+            else:
+                views = object_views(im, source.views * times, rng)
             fresh = [x for x in views if x.std((1, 2)).max() >= FLAT and is_new(x, seen)]
         used += bool(fresh)
         side += fresh
@@ -277,6 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("public"), help="folder to write to")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=int, default=1, help="this many times the views per file")
     args = parser.parse_args()
     Image.MAX_IMAGE_PIXELS = None  # installed packages are trusted; LARGEST keeps it quick
     args.out.mkdir(parents=True, exist_ok=True)
@@ -286,7 +289,7 @@ def main() -> None:
     held_out: dict[str, list[Pixels]] = {"photo": [], "object": []}
     seen: set[bytes] = set()
     for source in SOURCES:
-        entry, train, held = gather(source, args.seed, seen)
+        entry, train, held = gather(source, args.seed, args.times, seen)
         entries.append(entry)
         training += train
         held_out[source.kind] += held
@@ -296,7 +299,7 @@ def main() -> None:
         [training[i] for i in order.tolist()] + held_out["photo"] + held_out["object"]
     )
     manifest = {
-        "command": f"python scripts/public_images.py --seed {args.seed}",
+        "command": f"python scripts/public_images.py --seed {args.seed} --times {args.times}",
         "seed": args.seed,
         "pillow": importlib.metadata.version("pillow"),
         "images": len(images),

@@ -165,6 +165,29 @@ def encoder_info(
     _guarded(body, debug)
 
 
+@encoders.command("train")
+def encoder_train(
+    images: Annotated[Path, typer.Argument(help="Public images: a folder, or .npy [n,3,64,64].")],
+    out: Annotated[Path, typer.Option("--out", help="The .safetensors file to write.")],
+    shown: Annotated[int, typer.Option("--shown", help="Images shown in all.")] = 280_000,
+    held_out: Annotated[float, typer.Option("--held-out", help="Share that is measured.")] = 0.05,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the training.")] = 0,
+    debug: Debug = False,
+) -> None:
+    """Train a codec on public images of your own. Stopped, it goes on where it was."""
+
+    def body() -> None:
+        from fedgist.encoders.make import train_own
+
+        def note(images: int, db: float) -> None:
+            print(f"{images:>9,} of {shown:,} images, {db:.2f} dB", file=sys.stderr)
+
+        codec = train_own(images, out, shown=shown, held_out=held_out, seed=seed, log=note)
+        print(f"Written to {out} ({codec.digest[:12]}); use it with --set method.encoder={out}")
+
+    _guarded(body, debug)
+
+
 @app.callback(invoke_without_command=True)
 def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,

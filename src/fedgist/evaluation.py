@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedgist.audit.membership import claimed, closest_record, likelihood_ratio, play, table
 from fedgist.data import open_source
@@ -25,21 +26,19 @@ from fedgist.report.export import classifier_extra, load_classifier
 from fedgist.run import derive, generator
 from fedgist.setup import Prepared, Sites
 from fedgist.train import Network, Recipe, evaluate, personalise, train
-from fedgist.types import Images, Merged, MomentsQuery, Outcome, Task
+from fedgist.types import Images, Merged, Outcome, Query, Task
 
 __all__ = ["attack_rows", "evaluate_folder", "exact_outcome", "score_heads"]
 
 
 def exact_outcome(made: Prepared, exchange: LocalExchange) -> Outcome | None:
     """Build the closed-form heads from the exact sums that a simulation has kept."""
-    closed = tuple(h for h in getattr(made.method, "heads", ()) if h != "decode")
-    if not closed or not exchange.exact:
+    build = getattr(made.method, "ceiling", None)
+    if build is None or not exchange.exact:
         return None
-    method = replace(made.method, heads=closed)  # type: ignore[type-var]
-    rng = generator(made.run.seed, "ceiling")
-    merged = Merged(exchange.exact, 0.0, len(exchange.names))
-    state = method.update(0, made.task, method.start(made.task, rng), merged, rng)
-    return method.finish(made.task, state, rng)
+    exact = Merged(exchange.exact, 0.0, len(exchange.names))
+    outcome: Outcome | None = build(made.task, exact, generator(made.run.seed, "ceiling"))
+    return outcome
 
 
 def score_heads(
@@ -62,7 +61,8 @@ def score_heads(
         for name, classifier in exact.classifiers.items() if exact else ():
             heads[name]["ceiling"] = evaluate(classifier, test).accuracy
         if (real := _real_network(made, sites, test)) is not None:
-            heads["decode"]["ceiling"] = real
+            for name in heads.keys() & {"decode", "match"}:
+                heads[name]["ceiling"] = real
     if options.personalise:
         for name, classifier in outcome.classifiers.items():
             if isinstance(classifier, Network):
@@ -78,9 +78,9 @@ def attack_rows(
     Up to ``most`` images that were used stand against as many test images. Empty for methods
     whose release is not one of class moments.
     """
-    queries = made.plan.rounds[0].queries
-    query, space = queries[0] if queries else None, getattr(made.method, "space", None)
-    if not isinstance(query, MomentsQuery) or not isinstance(space, CodeSpace) or test is None:
+    records_of = getattr(made.method, "records", None)
+    space = getattr(made.method, "space", None)
+    if records_of is None or test is None:
         return []
     rng = generator(made.run.seed, "attack")
     members, others = (
@@ -88,18 +88,27 @@ def attack_rows(
         for images in (sites.together(), test)
     )
     sigma = summed_sigma(made.run.privacy, made.plan.sigma, len(sites.names))
-    records, unused = (
-        torch.cat([clip_to_grid(space.codes(x), query.clip, query.levels) for x, _ in s.batches()])
-        for s in (members, others)
-    )
+    used, unused = (_released(records_of(made.task), side) for side in (members, others))
     noise = SeededNoise(derive(made.run.seed, "attack noise"))
-    played = play(records[:500], unused[:500], query, sigma, noise)
+    few = max(50, min(500, 20_000_000 // sum(u.shape[1] ** 2 for _, u in used)))
+    first, second = ([(q, u[:few]) for q, u in side] for side in (used, unused))
+    played = play(first, second, sigma, noise)
     distance = None
-    if outcome.synthetic is not None:
+    if outcome.synthetic is not None and isinstance(space, CodeSpace):
         distance = closest_record(members, others, outcome.synthetic, space.clipped)
     claim = made.plan.claim
     cap = claimed(claim.epsilon, claim.delta, claim.law) if claim.epsilon < math.inf else None
-    return table(likelihood_ratio(records, query, sigma), distance, played=played, claim=cap)
+    return table(likelihood_ratio(used, sigma), distance, played=played, claim=cap)
+
+
+def _released(
+    records: Sequence[tuple[Query, Callable[[Tensor], Tensor]]], images: Images
+) -> list[tuple[Query, Tensor]]:
+    """Return what every query takes of each image: integers within its norm."""
+    return [
+        (q, torch.cat([clip_to_grid(of(x), q.clip, q.levels) for x, _ in images.batches()]))
+        for q, of in records
+    ]
 
 
 def evaluate_folder(folder: Path, test: str, split: str) -> dict[str, Any]:
@@ -139,7 +148,8 @@ def _task(meta: Mapping[str, str], path: Path) -> Task:
 def _real_network(made: Prepared, sites: Sites, test: Images) -> float | None:
     """Return the accuracy of the same network trained on the real images themselves."""
     recipe = getattr(made.method, "recipe", None)
-    if "decode" not in getattr(made.method, "heads", ()) or not isinstance(recipe, Recipe):
+    images = {"decode", "match"} & set(getattr(made.method, "heads", ()))
+    if not images or not isinstance(recipe, Recipe):
         return None
     network = train(sites.together(), recipe, generator(made.run.seed, "ceiling"))
     return evaluate(network, test).accuracy

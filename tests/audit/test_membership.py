@@ -62,7 +62,7 @@ def test_caps_of_the_analytic_gaussian(
 ) -> None:
     for cap in (
         claimed(epsilon, DELTA, "gaussian"),
-        likelihood_ratio(some_records(3), TINY, sigma_gaussian(epsilon, DELTA)).cap,
+        likelihood_ratio([(TINY, some_records(3))], sigma_gaussian(epsilon, DELTA)).cap,
     ):
         assert cap.auc == pytest.approx(auc, abs=1e-4)
         assert cap.tpr == pytest.approx((low_tpr, tpr), abs=5e-5)
@@ -70,10 +70,10 @@ def test_caps_of_the_analytic_gaussian(
 
 def test_cap_follows_the_noise_law_and_the_noise_that_is_there() -> None:
     sigma = sigma_for(10, DELTA, "discrete-gaussian")
-    calibrated = likelihood_ratio(some_records(3), TINY, sigma).cap
+    calibrated = likelihood_ratio([(TINY, some_records(3))], sigma).cap
     assert calibrated == claimed(10, DELTA, "discrete-gaussian")
     assert calibrated.auc == pytest.approx(0.90909, abs=1e-5)  # below .9214: zCDP asks for more
-    local = likelihood_ratio(some_records(3), TINY, sigma * math.sqrt(10)).cap
+    local = likelihood_ratio([(TINY, some_records(3))], sigma * math.sqrt(10)).cap
     assert local.auc < calibrated.auc
 
 
@@ -86,7 +86,7 @@ def test_records_at_the_clip_radius_reach_the_cap(
     query = MomentsQuery(
         1.0, 6, 3, mean, second, pooled, count, levels=100, count_weight=weight, times=2
     )
-    found = likelihood_ratio(at_radius(query), query, 1.7)
+    found = likelihood_ratio([(query, at_radius(query))], 1.7)
     assert found.mu.tolist() == pytest.approx([math.sqrt(2) / 1.7] * 2, rel=1e-13)
     assert found.worst.auc == pytest.approx(found.cap.auc, rel=1e-13)
 
@@ -107,7 +107,7 @@ def test_no_record_exceeds_the_cap(
     mean, second, pooled, count = shares
     query = MomentsQuery(2.0, dim, 2, mean, second, pooled, count, levels=levels)
     z = torch.randn(20, dim, generator=rng(seed), dtype=torch.float64) * size
-    found = likelihood_ratio(clip_to_grid(z, query.clip, levels), query, sigma)
+    found = likelihood_ratio([(query, clip_to_grid(z, query.clip, levels))], sigma)
     assert float(found.mu.max()) <= (1 + 1e-12) / sigma
     assert 0.5 < found.median.auc <= found.worst.auc <= found.cap.auc + 1e-12
     assert found.mean.auc <= found.worst.auc + 1e-12
@@ -122,13 +122,13 @@ def test_strength_is_the_scaled_norm_of_what_a_record_moves() -> None:
 
 def test_population_figures_are_over_records() -> None:
     u = some_records(501)
-    found = likelihood_ratio(u, TINY, 0.7)
+    found = likelihood_ratio([(TINY, u)], 0.7)
     each = [risk(mu) for mu in found.mu]
     assert found.mean.auc == pytest.approx(np.mean([r.auc for r in each]))
     assert found.mean.tpr == pytest.approx(np.mean([r.tpr for r in each], axis=0))
     assert found.median.auc == pytest.approx(np.median([r.auc for r in each]))
     assert found.worst.auc == pytest.approx(max(r.auc for r in each))
-    batched = likelihood_ratio(iter(torch.split(u, 100)), TINY, 0.7)
+    batched = likelihood_ratio([(TINY, iter(torch.split(u, 100)))], 0.7)
     assert torch.equal(batched.mu, found.mu)
 
 
@@ -137,9 +137,14 @@ def test_population_figures_are_over_records() -> None:
     [(TINY, 0.0), (replace(TINY, mean=0.52, count=0, exact_counts=True), 5.0)],
 )
 def test_without_noise_every_record_is_betrayed(query: MomentsQuery, sigma: float) -> None:
-    found = likelihood_ratio(some_records(4), query, sigma)
+    found = likelihood_ratio([(query, some_records(4))], sigma)
     assert {found.mean, found.median, found.worst, found.cap} == {Risk(1.0, (1.0, 1.0))}
-    assert play(some_records(4), some_records(4, seed=1), query, sigma, SeededNoise(0)).auc == 1
+    assert (
+        play(
+            [(query, some_records(4))], [(query, some_records(4, seed=1))], sigma, SeededNoise(0)
+        ).auc
+        == 1
+    )
 
 
 def test_normal_law_holds_for_a_code_of_zeros_the_worst_lattice() -> None:
@@ -150,7 +155,7 @@ def test_normal_law_holds_for_a_code_of_zeros_the_worst_lattice() -> None:
     p = p / p.sum()
     gap = k[:, None] + 1 - k  # member minus non-member: only the count differs
     auc = float((torch.outer(p, p) * ((gap > 0) + 0.5 * (gap == 0))).sum())
-    found = likelihood_ratio(torch.zeros(1, 4), TINY, sigma)
+    found = likelihood_ratio([(TINY, torch.zeros(1, 4))], sigma)
     assert found.mean.auc == pytest.approx(auc, abs=4e-4)
 
 
@@ -166,7 +171,7 @@ def test_normal_law_holds_for_a_code_of_zeros_the_worst_lattice() -> None:
 )
 def test_bad_input(u: Tensor, sigma: float, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        likelihood_ratio(u, TINY, sigma)
+        likelihood_ratio([(TINY, u)], sigma)
 
 
 # The likelihood ratio played
@@ -211,7 +216,7 @@ def test_the_long_way_on_whole_releases(epsilon: float) -> None:
         for used, seen in releases.items()
     }
     got = measure(scores[True], scores[False])
-    assert got.low < likelihood_ratio(record[None], TINY, sigma).mean.auc < got.high
+    assert got.low < likelihood_ratio([(TINY, record[None])], sigma).mean.auc < got.high
     assert got.high - got.low < 0.07
 
 
@@ -227,8 +232,8 @@ def less(a: Tensors, b: Tensors) -> Tensors:
 def test_played_attack_agrees_with_the_closed_form(epsilon: float) -> None:
     sigma = sigma_for(epsilon, DELTA, "discrete-gaussian")
     u = some_records(8000)
-    got = play(u[:4000], u[4000:], TINY, sigma, SeededNoise(1))
-    expected = likelihood_ratio(u[:4000], TINY, sigma).mean
+    got = play([(TINY, u[:4000])], [(TINY, u[4000:])], sigma, SeededNoise(1))
+    expected = likelihood_ratio([(TINY, u[:4000])], sigma).mean
     assert got.auc == pytest.approx(expected.auc, abs=1.5 * (got.high - got.low) / 2)
     for have, want, rate in zip(got.tpr, expected.tpr, (0.001, 0.01), strict=True):
         spread = math.sqrt(want / 4000) + want / math.sqrt(rate * 4000)
@@ -245,8 +250,8 @@ def test_played_attack_notices_wrong_noise(factor: float) -> None:
             return self.right.sample(scale * factor, size)
 
     u = some_records(8000)
-    got = play(u[:4000], u[4000:], TINY, 0.8, Wrong())
-    expected = likelihood_ratio(u, TINY, 0.8).mean.auc
+    got = play([(TINY, u[:4000])], [(TINY, u[4000:])], 0.8, Wrong())
+    expected = likelihood_ratio([(TINY, u)], 0.8).mean.auc
     assert got.low > expected if factor < 1 else got.high < expected
 
 
@@ -356,8 +361,8 @@ def test_images_must_match() -> None:
 
 def test_table_is_plain_and_complete() -> None:
     u = some_records(60)
-    ratio = likelihood_ratio(u, TINY, 0.53)
-    played = play(u[:30], u[30:], TINY, 0.53, SeededNoise(0))
+    ratio = likelihood_ratio([(TINY, u)], 0.53)
+    played = play([(TINY, u[:30])], [(TINY, u[30:])], 0.53, SeededNoise(0))
     distance = closest_record(images(20, 1), images(30, 2), images(40, 3), halves)
     claim = claimed(10, DELTA, "gaussian")
     rows = table(ratio, distance, played=played, claim=claim)

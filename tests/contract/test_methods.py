@@ -21,6 +21,11 @@ from fedgist.types import Images, Round, Task
 # Settings that make a method fast on the toy task; a new method adds its line here or needs none.
 QUICK = {
     "fedkt_csd": [
+        "method.features=scattering:32",
+        "method.heads=['lda','qda','decode','match']",
+        "method.nets=2",
+        "method.net_width=4",
+        "method.matching.steps=2",
         "method.synthetic_size=30",
         "method.recipe.steps=3",
         "method.recipe.width=4",
@@ -121,10 +126,12 @@ def test_gist_shape_is_the_same_for_every_client(name, task, images, kind):
         sent = method.summarize(
             r, task, {}, client(method, task, images.take(rows), rnd), generator(0)
         )
-        tensors = open_sensitive(sent) if isinstance(sent, Sensitive) else sent
-        (query,) = rnd.queries
-        assert {k: tuple(v.shape) for k, v in tensors.items()} == query.shapes(noised=False)
-        assert all(v.dtype == torch.int64 for v in tensors.values())
+        answers = (sent,) if isinstance(sent, Sensitive) else sent
+        assert [a.query for a in answers] == list(rnd.queries)
+        for query, answer in zip(rnd.queries, answers, strict=True):
+            tensors = open_sensitive(answer)
+            assert {k: tuple(v.shape) for k, v in tensors.items()} == query.shapes(noised=False)
+            assert all(v.dtype == torch.int64 for v in tensors.values())
 
 
 @pytest.mark.parametrize("trust", ["central", "local", "distributed"])

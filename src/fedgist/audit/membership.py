@@ -21,7 +21,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from fedgist.errors import ConfigError, DataError
 from fedgist.privacy.accounting import Law, sigma_for
 from fedgist.privacy.noise import Noise, noise_scales, noise_tensors
 from fedgist.privacy.statistics import to_triangle
-from fedgist.types import BATCH, Images, MomentsQuery
+from fedgist.types import BATCH, Images, MomentsQuery, Query, SumQuery
 
 __all__ = [
     "DistanceAttack",
@@ -50,6 +50,8 @@ __all__ = [
 ]
 
 Encode = Callable[[Tensor], Tensor]
+Released = Sequence[tuple[Query, "Tensor | Iterable[Tensor]"]]
+PLAYED = 4_000_000  # numbers of one batch of outer products
 FPRS = (0.001, 0.01)  # the false-positive rates at which true-positive rates are given
 COLUMNS = 1024  # so many products of numbers in -128..127 sum to at most 2^24: exact in float32
 
@@ -118,8 +120,10 @@ def claimed(epsilon: float, delta: float, law: Law) -> Risk:
     return risk(1 / sigma if sigma > 0 else math.inf)
 
 
-def strength(u: Tensor, query: MomentsQuery, sigma: float) -> Tensor:
+def strength(u: Tensor, query: Query, sigma: float) -> Tensor:
     """Return μ_z, float64 ``[n]``: inf where counts are exact or ``sigma`` is 0.
+
+    For a `SumQuery`, φ is the record itself: μ_z = |u| / s.
 
     Args:
         u: records ``[n, dim]`` as `clip_to_grid` gives them: integers, norm at most ``levels``.
@@ -132,16 +136,21 @@ def strength(u: Tensor, query: MomentsQuery, sigma: float) -> Tensor:
     """
     if not sigma >= 0:
         raise ConfigError(f"sigma must be at least 0. Got {sigma}")
-    if u.ndim != 2 or u.shape[1] != query.dim:
-        raise DataError(f"records must have shape [n, {query.dim}]. Got {list(u.shape)}")
+    dim = query.dim if isinstance(query, MomentsQuery) else math.prod(query.shape) or u.shape[-1]
+    if isinstance(query, SumQuery) and query.shape and query.per_class:
+        dim //= query.shape[0]
+    if u.ndim != 2 or u.shape[1] != dim:
+        raise DataError(f"records must have shape [n, {dim}]. Got {list(u.shape)}")
     square = u.to(torch.float64) ** 2
     norm2 = square.sum(1)
     if not bool((norm2 <= query.levels**2).all()):
         longest = math.sqrt(float(norm2.max()))
         raise DataError(f"records must be clipped to norm {query.levels}. Got {longest:g}")
-    if sigma == 0 or query.exact_counts:
+    if not _hidden(query, sigma):
         return torch.full_like(norm2, math.inf)
     scales = noise_scales(query, sigma / math.sqrt(query.times))
+    if isinstance(query, SumQuery):
+        return norm2.sqrt() / scales["rows"][0]
     diagonal = (square**2).sum(1)
     off = (norm2**2 - diagonal) / 2  # Σ_{i<j} (u_i u_j)²
     mu2 = norm2 / scales["mean"][0] ** 2 + (query.count_weight / scales["count"][0]) ** 2
@@ -150,51 +159,81 @@ def strength(u: Tensor, query: MomentsQuery, sigma: float) -> Tensor:
     return mu2.sqrt()
 
 
-def likelihood_ratio(
-    records: Tensor | Iterable[Tensor], query: MomentsQuery, sigma: float
-) -> LikelihoodRatio:
-    """Work out the likelihood-ratio attack on records (or batches of them); see `strength`."""
-    batches = [records] if isinstance(records, Tensor) else records
-    parts = [strength(u, query, sigma) for u in batches]
-    mu = torch.cat(parts) if parts else torch.empty(0)
-    if not len(mu):
+def _hidden(query: Query, sigma: float) -> bool:
+    return sigma > 0 and not (isinstance(query, MomentsQuery) and query.exact_counts)
+
+
+def likelihood_ratio(released: Released, sigma: float) -> LikelihoodRatio:
+    """Work out the likelihood-ratio attack on all that was released of each record.
+
+    Args:
+        released: each query with its records (or batches of them), as `strength` takes them; row i
+            is the same record in every query. Independent noise: the squares of μ_z add up.
+        sigma: the multiplier of the noise in what the attacker sees.
+    """
+    square: Tensor | float = 0.0
+    for query, records in released:
+        batches = [records] if isinstance(records, Tensor) else records
+        parts = [strength(u, query, sigma).square() for u in batches]
+        square = square + (torch.cat(parts) if parts else torch.empty(0))
+    if not isinstance(square, Tensor) or not len(square):
         raise DataError("records must be at least one. Got 0")
-    hidden = sigma > 0 and not query.exact_counts
-    cap = risk(math.sqrt(query.times) / sigma if hidden else math.inf)
+    hidden = all(_hidden(query, sigma) for query, _ in released)
+    total = sum(query.times / query.scale**2 for query, _ in released)
+    cap = risk(math.sqrt(total) / sigma if hidden else math.inf)
+    mu = square.sqrt()
     return LikelihoodRatio(mu, risk(mu), risk(mu.median()), risk(mu.max()), cap)
 
 
 def play(
-    members: Tensor, others: Tensor, query: MomentsQuery, sigma: float, noise: Noise
+    members: Sequence[tuple[Query, Tensor]],
+    others: Sequence[tuple[Query, Tensor]],
+    sigma: float,
+    noise: Noise,
 ) -> Measured:
     """Play the likelihood-ratio attack with real noise: a check on the members' mean AUC.
 
-    Takes records as `strength` does and gives each a release of its own: when the attacker has
-    subtracted all that is known, the blocks that a record touches hold noise (dim² numbers, drawn
-    here), plus φ for members. Scores are T/μ_z: one threshold has the same FPR for all records.
+    Takes records as `likelihood_ratio` does and gives each a release of its own: when the attacker
+    has subtracted all that is known, the blocks that a record touches hold noise (dim² numbers,
+    drawn here), plus φ for members. Scores are T/μ_z: one threshold has the same FPR for all
+    records.
     """
     seen, unseen = (
-        torch.cat([_play(part, used, query, sigma, noise) for part in torch.split(u, BATCH)])
-        for u, used in ((members, 1.0), (others, 0.0))
+        _scores(released, used, sigma, noise) for released, used in ((members, 1.0), (others, 0.0))
     )
     return measure(seen, unseen)
 
 
-def _play(u: Tensor, used: float, query: MomentsQuery, sigma: float, noise: Noise) -> Tensor:
+def _scores(
+    released: Sequence[tuple[Query, Tensor]], used: float, sigma: float, noise: Noise
+) -> Tensor:
+    if not all(_hidden(query, sigma) for query, _ in released):
+        return torch.full((len(released[0][1]),), used)  # nothing hides the record
+    t = square = torch.zeros(len(released[0][1]), dtype=torch.float64)
+    for query, u in released:
+        batches = torch.split(u, max(1, PLAYED // u.shape[1] ** 2))
+        t = t + torch.cat([_statistic(part, used, query, sigma, noise) for part in batches])
+        square = square + strength(u, query, sigma).square()
+    return t / square.sqrt()
+
+
+def _statistic(u: Tensor, used: float, query: Query, sigma: float, noise: Noise) -> Tensor:
+    """Draw T of one query for each record."""
     mu = strength(u, query, sigma)
-    if sigma == 0 or query.exact_counts:
-        return torch.full_like(mu, used)  # nothing hides the record
     sigma = sigma / math.sqrt(query.times)
+    scales = noise_scales(query, sigma)
+    if isinstance(query, SumQuery):
+        s = scales["rows"][0]
+        return used * mu**2 + (u * noise_tensors(query, sigma, noise, {"": u})[""]).sum(1) / s**2
     outer = to_triangle(u[:, :, None] * u[:, None, :])
     weight = torch.full((len(u), 1), query.count_weight, dtype=torch.float64)
     phi = {"mean": u, "second": outer, "pooled": outer, "count": weight}
-    scales = noise_scales(query, sigma)
     drawn = noise_tensors(query, sigma, noise, {block: phi[block] for block in scales})
     t = used * mu**2
     for block, (s, s_off) in scales.items():
         diagonal, off = (phi[block] * drawn[block]).tensor_split([query.dim], dim=1)
         t = t + diagonal.sum(1) / s**2 + off.sum(1) / s_off**2
-    return t / mu
+    return t
 
 
 def measure(members: Tensor, others: Tensor) -> Measured:

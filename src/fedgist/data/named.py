@@ -1,30 +1,46 @@
-"""Named sets: the embedded default, full Fashion-MNIST, and two small ones from packages."""
+"""Named sets: the embedded default, full Fashion-MNIST, small ones from packages, and emoji."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedgist.data.cifar import _Unpickler
+from fedgist.data.emoji import STYLES, open_emoji
 from fedgist.data.idx import FASHION_CLASSES, find_idx, open_idx
 from fedgist.data.images import Array, Encoded, decode
 from fedgist.data.npz import open_npz
 from fedgist.data.records import Records, Source
 from fedgist.errors import DataError
 
-__all__ = ["NAMED", "cache_folder", "digits", "fashion_mini", "fashion_mnist", "mnist_5k"]
+__all__ = [
+    "NAMED",
+    "animal_shapes",
+    "cache_folder",
+    "digits",
+    "fashion_mini",
+    "fashion_mnist",
+    "mnist_5k",
+]
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 HUB = "zalando-datasets/fashion_mnist"
 TEST_EVERY = 5  # of each class, in the package's order, every fifth image is a test image
 DIGITS = tuple(str(i) for i in range(10))
+ANIMALS = (
+    *("Bear", "Bird", "Cat", "Cow", "Dog"),
+    *("Elephant", "Giraffe", "Horse", "Sheep", "Zebra"),
+)
 
 
 def fashion_mini() -> Source:
@@ -96,9 +112,38 @@ def mnist_5k() -> Source:
     return _in_memory("mnist-5k", DIGITS, 28, "BSD-3-Clause", split)
 
 
+def animal_shapes() -> Source:
+    """Open Animal-Shape: silhouettes of ten animals, 28x28 grey, 9,716 distinct ones of 10,000.
+
+    An image that occurs twice is kept once. Of each class, in the package's order, every fifth
+    image is a test image (7,775 / 1,941). Near duplicates remain, also across the split.
+
+    Raises:
+        DataError: the package is not installed, or its files are damaged.
+    """
+    # Located, not imported: the package's own loader needs tensorflow.
+    spec = find_spec("animal_shape_mnist")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(
+            "animal-shape-mnist must be installed for the data set 'animal-shapes'. Run: pip "
+            "install --no-deps animal-shape-mnist"
+        )
+    folder = Path(spec.submodule_search_locations[0], "data", "Animal Shape")
+    pixels = _unpickled(folder / "animal_data_version_3.gz", np.dtype(np.uint8), 3)
+    labels = _unpickled(folder / "animal_label_version_3.gz", np.dtype(np.int64), 1)
+    distinct = {image.tobytes(): i for i, image in reversed(list(enumerate(pixels)))}
+    first = np.sort(np.array(list(distinct.values()), np.int64))
+    split = _every_fifth(pixels[first], labels[first])
+    return _in_memory("animal-shapes", ANIMALS, 28, "MIT", split)
+
+
 def cache_folder() -> Path:
     """Return ``FEDGIST_DATA``, or ``~/.cache/fedgist`` when it is not set."""
     return Path(os.environ.get("FEDGIST_DATA") or Path.home() / ".cache" / "fedgist")
+
+
+def _emoji(style: str | None, skins: bool) -> Source:
+    return open_emoji(cache_folder() / "emoji", style, skins=skins)
 
 
 NAMED: dict[str, Callable[[], Source]] = {
@@ -106,6 +151,14 @@ NAMED: dict[str, Callable[[], Source]] = {
     "fashion-mnist": fashion_mnist,
     "digits": digits,
     "mnist-5k": mnist_5k,
+    "animal-shapes": animal_shapes,
+    **{
+        f"emoji{f'-{style}' if style else ''}{'-skins' if skins else ''}": partial(
+            _emoji, style, skins
+        )
+        for skins in (False, True)
+        for style in (None, *STYLES)
+    },
 }
 
 
@@ -130,6 +183,20 @@ def _every_fifth(pixels: Array, labels: Array) -> dict[str, Records]:
         "train": Records(pixels[~test], labels[~test].astype(np.int64)),
         "test": Records(pixels[test], labels[test].astype(np.int64)),
     }
+
+
+def _unpickled(path: Path, dtype: np.dtype[Any], ndim: int) -> Array:
+    """Read one array from a compressed pickle; any global but numpy's constructors is refused."""
+    try:
+        with gzip.open(path) as f:
+            array = _Unpickler(f).load()
+    except Exception as e:  # a damaged file raises almost anything
+        raise DataError(
+            f"'{path}' must be a compressed pickle of one array. Got {type(e).__name__}: {e}"
+        ) from e
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != ndim:
+        raise DataError(f"'{path}' must hold an array of {dtype} with {ndim} axes")
+    return array
 
 
 def _from_hub() -> dict[str, Records]:

@@ -17,15 +17,23 @@ from typing import Any
 from fedgist.encoders import files
 from fedgist.encoders.base import Encoder, PublicCodes, Whitening, prepare, restore
 from fedgist.encoders.dc_ae import DEFAULT, DcAeCodec
+from fedgist.encoders.efficientnet import EfficientNetEncoder
+from fedgist.encoders.gist_ae import GistCodec
 from fedgist.encoders.pca import PcaCodec
 from fedgist.encoders.public import measure_public
+from fedgist.encoders.random_conv import RandomConv
+from fedgist.encoders.scattering import ScatteringEncoder
 from fedgist.errors import EncoderError, did_you_mean
 
 __all__ = [
     "DcAeCodec",
+    "EfficientNetEncoder",
     "Encoder",
+    "GistCodec",
     "PcaCodec",
     "PublicCodes",
+    "RandomConv",
+    "ScatteringEncoder",
     "Whitening",
     "encoder_info",
     "encoder_names",
@@ -35,21 +43,28 @@ __all__ = [
     "restore",
 ]
 
-SHIPPED = {"pca": "pca128.safetensors"}  # name -> codec file beside this module
+# name -> codec file beside this module
+SHIPPED = {"pca": "pca128.safetensors", "gist-ae": "gist_ae128.safetensors"}
+MEASURED = {
+    "scattering": "scattering.safetensors",
+    "efficientnet-lite0": "efficientnet_lite0.safetensors",
+}
 
 
 def encoder_names() -> tuple[str, ...]:
     """Return the names that `load_encoder` knows without a path."""
-    return (*SHIPPED, "dc-ae")
+    return (*SHIPPED, "dc-ae", *MEASURED, "random-conv:SEED")
 
 
 def load_encoder(spec: str, digest: str | None = None) -> Encoder:
     """Load an encoder.
 
     Args:
-        spec: ``pca``, ``dc-ae``, ``dc-ae:FOLDER_OR_HUB_ID``, the path of a ``.safetensors`` codec
-            file, or a dotted name ``package.module:factory`` of your own (a callable without
-            arguments that returns an `Encoder`).
+        spec: a codec: ``gist-ae``, ``pca``, ``dc-ae``, ``dc-ae:FOLDER_OR_HUB_ID`` or the path of a
+            ``.safetensors`` codec file; features: ``scattering``, ``efficientnet-lite0`` (each
+            with ``:D`` for fewer dimensions than 512), ``random-conv:SEED``; or a dotted name
+            ``package.module:factory`` of your own (a callable without arguments that returns an
+            `Encoder`).
         digest: the hash that the task names; None accepts any.
 
     Raises:
@@ -86,11 +101,12 @@ def encoder_info(spec: str) -> dict[str, Any]:
             for q in (0.5, 0.8, 0.95)
         },
     }
-    path = _path(spec)
+    kind = spec.partition(":")[0]
+    path = Path(__file__).parent / MEASURED[kind] if kind in MEASURED else _path(spec)
     manifest = path.with_suffix(".json") if path else None
-    if manifest and manifest.is_file():
+    if path and manifest and manifest.is_file():
         made = json.loads(manifest.read_text())
-        if made.get("sha256") == encoder.digest:
+        if made.get("sha256") == files.file_digest(path):
             info |= {k: made[k] for k in ("explained_variance", "psnr", "fitted_on") if k in made}
             info["sources"] = made.get("images", {}).get("sources", [])
     return info
@@ -108,6 +124,12 @@ def _load(spec: str) -> Encoder:
     kind, _, rest = spec.partition(":")
     if kind == "dc-ae":
         return DcAeCodec.load(rest or DEFAULT, spec)
+    if kind == "scattering":
+        return ScatteringEncoder.load(spec)
+    if kind == "efficientnet-lite0":
+        return EfficientNetEncoder.load(rest, spec)
+    if kind == "random-conv":
+        return RandomConv.of(rest, spec)
     if rest and "." in kind:
         return _dotted(kind, rest, spec)
     raise EncoderError(
@@ -117,8 +139,12 @@ def _load(spec: str) -> Encoder:
 
 
 def _codec(file: files.CodecFile, spec: str) -> Encoder:
-    """Build the class that reads this kind of file. A trained ``gist-ae`` gets its line here."""
-    kinds: dict[str, Callable[[files.CodecFile, str], Encoder]] = {"pca": PcaCodec}
+    """Build the class that reads this kind of file."""
+    kinds: dict[str, Callable[[files.CodecFile, str], Encoder]] = {
+        "pca": PcaCodec,
+        "gist-ae": GistCodec,
+        "scattering": ScatteringEncoder,
+    }
     if file.kind not in kinds:
         raise EncoderError(
             f"the kind of codec file '{spec}' must be one of {', '.join(kinds)}. Got '{file.kind}'"

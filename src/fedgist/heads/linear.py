@@ -27,15 +27,21 @@ class CodeSpace:
         encoder: the frozen public encoder.
         whitening: exponent t of the public whitening, or None for codes as they are.
         clip: radius R in whitened units.
+        normalise: scale every code to norm R, instead of clipping those beyond it: the direction
+            of a feature vector says what is shown, its length how strongly.
     """
 
     encoder: Encoder
     whitening: float | None
     clip: float
+    normalise: bool = False
 
     def codes(self, x: Tensor) -> Tensor:
         """Map task images (at most 250) to float64 ``[b, d]``, whitened, not yet clipped."""
-        return self._white.forward(self.encoder.encode_task(x))
+        z = self._white.forward(self.encoder.encode_task(x))
+        if self.normalise:
+            z = z * (self.clip / z.norm(dim=1, keepdim=True).clamp(min=1e-12))
+        return z
 
     def clipped(self, x: Tensor) -> Tensor:
         """The same, clipped to the radius, as records were."""
@@ -101,6 +107,7 @@ class CodeClassifier:
             "encoder_sha256": self.space.encoder.digest,
             "whitening": json.dumps(self.space.whitening),
             "clip": repr(self.space.clip),
+            "normalise": json.dumps(self.space.normalise),
         }
 
     @staticmethod
@@ -109,7 +116,8 @@ class CodeClassifier:
         if kind not in ("lda", "qda", "ridge"):
             raise DataError(f"classifier kind must be lda, qda or ridge. Got '{kind}'")
         encoder = load_encoder(meta["encoder"], meta["encoder_sha256"])
-        space = CodeSpace(encoder, json.loads(meta["whitening"]), float(meta["clip"]))
+        whitening, normalise = json.loads(meta["whitening"]), json.loads(meta["normalise"])
+        space = CodeSpace(encoder, whitening, float(meta["clip"]), normalise)
         kind_: Literal["lda", "qda", "ridge"] = kind  # type: ignore[assignment]
         return CodeClassifier(
             kind_, space, tensors["bias"], tensors["weight"], tensors.get("quadratic")
