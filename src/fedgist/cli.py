@@ -44,7 +44,7 @@ Split = Annotated[
 ]
 Epsilon = Annotated[float | None, typer.Option("--epsilon", help="Privacy ε; inf for none.")]
 Heads = Annotated[
-    list[str] | None, typer.Option("--head", help="qda, lda, ridge, decode; repeat for several.")
+    list[str] | None, typer.Option("--head", help="lda, qda, ridge, decode, match; repeat.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the whole run.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Any key: --set privacy.delta=1e-6.")]

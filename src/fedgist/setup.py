@@ -124,7 +124,7 @@ def test_images(made: Prepared) -> Images | None:
 
 
 def blocks(made: Prepared) -> list[dict[str, Any]]:
-    """List what leaves each client: block, shape, numbers, bits, bytes, noise in grid units."""
+    """List what leaves each client: view, block, shape, bits, bytes, noise in grid units."""
     rows = []
     sigma = made.plan.sigma
     noised = made.run.privacy.trust != "central" and sigma > 0
@@ -135,7 +135,8 @@ def blocks(made: Prepared) -> list[dict[str, Any]]:
             n = math.prod(shape)
             rows.append(
                 {
-                    "block": f"{query.name}: {name}" if query.name else name,
+                    "view": query.name,
+                    "block": name,
                     "shape": list(shape),
                     "numbers": n,
                     "bits": widths[name],

@@ -14,10 +14,12 @@ from rich.table import Table
 __all__ = ["print_names", "print_plan", "print_record", "print_result", "print_scores"]
 
 HEAD_NAMES = {
-    "qda": "quadratic discriminant on codes",
-    "lda": "linear discriminant on codes",
-    "ridge": "ridge regression on codes",
-    "decode": "network, synthetic images",
+    "qda": "quadratic discriminant, codec",
+    "lda": "linear discriminant, features",
+    "ridge": "ridge regression, features",
+    "logistic": "logistic regression, features",
+    "decode": "network, decoded images",
+    "match": "network, matched images",
 }
 
 
@@ -43,7 +45,14 @@ def print_plan(record: Mapping[str, Any]) -> None:
         table.add_column(name, justify="left" if name in ("block", "shape") else "right")
     for b in record["left"]:
         shape = " x ".join(str(n) for n in b["shape"])
-        table.add_row("1", b["block"], shape, str(b["bits"]), f"{b['bytes']:,}", _noise(b["noise"]))
+        table.add_row(
+            "1",
+            f"{b['view']} {b['block']}".strip(),
+            shape,
+            str(b["bits"]),
+            f"{b['bytes']:,}",
+            _noise(b["noise"]),
+        )
     out.print(table)
     claim = record["claim"]
     facts = [

@@ -77,7 +77,7 @@ def test_info_says_where_an_encoder_comes_from() -> None:
     assert (info["track"], info["exact"], info["decodes"]) == ("public images", True, True)
     assert {"openclipart-png", "tuxpaint-stamps-default"} <= {s["package"] for s in info["sources"]}
     assert info["radius"]["0.50"] < info["radius"]["0.80"] < info["radius"]["0.95"]
-    assert encoder_names() == ("pca", "dc-ae")
+    assert {"gist-ae", "pca", "dc-ae", "scattering"} <= set(encoder_names())
 
 
 def test_a_path_loads_the_same_codec() -> None:
@@ -109,7 +109,7 @@ def test_a_dotted_name_loads_a_third_partys(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("pcaa", "Did you mean 'pca'"),
-        ("", "encoder must be one of pca, dc-ae"),
+        ("", "encoder must be one of pca, gist-ae, dc-ae"),
         ("no.such.module:make", "must be importable"),
         ("fedgist.encoders:nothing", "must be importable"),
         ("missing.safetensors", "must exist. Got 'missing.safetensors'"),
@@ -134,7 +134,9 @@ def test_files_that_are_no_codecs_are_refused(tmp_path: Path) -> None:
         with pytest.raises(EncoderError, match="must be a FedGist codec file"):
             load_encoder(str(path))
     files.write(path, "other", {}, blank(2))
-    with pytest.raises(EncoderError, match=r"must be one of pca\. Got 'other'"):
+    with pytest.raises(
+        EncoderError, match=r"must be one of pca, gist-ae, scattering\. Got 'other'"
+    ):
         load_encoder(str(path))
 
 

@@ -51,7 +51,7 @@ def test_views_are_the_same_for_the_same_seed(public_images: ModuleType, kind: s
     def views(seed: int) -> list[np.typing.NDArray[np.uint8]]:
         rng = np.random.default_rng(seed)
         if kind == "photo":
-            return list(public_images.photo_views(Image.fromarray(noise), rng))
+            return list(public_images.photo_views(Image.fromarray(noise), 1, rng))
         return list(public_images.object_views(drawing((0, 0, 0, 0)), 6, rng))
 
     a, b, c = views(1), views(1), views(2)

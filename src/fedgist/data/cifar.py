@@ -33,7 +33,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         try:
             return ALLOWED[module, name]
@@ -49,7 +49,7 @@ def read_batch(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as f:
-            batch = _Unpickler(f, encoding="latin1").load()
+            batch = ArrayUnpickler(f, encoding="latin1").load()
     except Exception as e:  # a damaged pickle raises almost anything
         raise DataError(
             f"'{path}' must be a CIFAR batch of plain arrays. Got {type(e).__name__}: {e}"

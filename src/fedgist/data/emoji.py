@@ -13,7 +13,7 @@ fluent     @lobehub/fluent-emoji-3d 1.1.0      MIT            1,852        256x2
 
 The split is by emoji: every fifth of a category, in the order of ``emoji.json``, is a test emoji in
 every style and skin tone. Entries of the category "Component" are left out, and so are the styles
-whose images are not free (Apple, Facebook). Some emoji are drawn alike (flags of territories): 3 of
+whose images are not free (Apple, Facebook). Some emoji are drawn alike: 3 of
 377 Google and 6 of 377 Twitter test images equal a training image of their style.
 
 Three styles as three sites: ``source = "emoji"``, ``partition = "natural"``, ``clients = 3``; or

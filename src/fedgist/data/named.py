@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgist.data.cifar import _Unpickler
+from fedgist.data.cifar import ArrayUnpickler
 from fedgist.data.emoji import STYLES, open_emoji
 from fedgist.data.idx import FASHION_CLASSES, find_idx, open_idx
 from fedgist.data.images import Array, Encoded, decode
@@ -189,7 +189,7 @@ def _unpickled(path: Path, dtype: np.dtype[Any], ndim: int) -> Array:
     """Read one array from a compressed pickle; any global but numpy's constructors is refused."""
     try:
         with gzip.open(path) as f:
-            array = _Unpickler(f).load()
+            array = ArrayUnpickler(f).load()
     except Exception as e:  # a damaged file raises almost anything
         raise DataError(
             f"'{path}' must be a compressed pickle of one array. Got {type(e).__name__}: {e}"

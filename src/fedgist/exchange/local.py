@@ -78,8 +78,12 @@ class LocalExchange:
             joined = {k: torch.cat([g[k] for g in pooled]) for k in pooled[0]} if pooled else {}
             return Merged(joined, self.sigma, parties)
         if self.privacy.trust == "central":
-            total = self._noised(rnd, total, self._noise(r, "server"), 1)
+            total = self.noised(r, rnd, total)
         return Merged(total, summed_sigma(self.privacy, self.sigma, parties), parties)
+
+    def noised(self, r: int, rnd: Round, sums: Tensors) -> Tensors:
+        """Add the server's noise of round ``r`` to exact sums, as under trust ``central``."""
+        return self._noised(rnd, sums, self._noise(r, "server"), 1)
 
     def _visit(self, i: int, r: int, rnd: Round, shared: Tensors) -> Tensors:
         started = time.perf_counter()

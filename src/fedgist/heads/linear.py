@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ from fedgist.errors import DataError
 from fedgist.heads.estimate import ClassMoments
 from fedgist.types import BATCH, Tensors
 
-__all__ = ["CodeClassifier", "CodeSpace", "lda", "qda", "ridge"]
+__all__ = ["KINDS", "CodeClassifier", "CodeSpace", "lda", "qda", "ridge"]
+
+Kind = Literal["lda", "qda", "ridge", "logistic"]
+KINDS: tuple[str, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,14 @@ class CodeClassifier:
     """score_c(z) = bias_c + w_c·z - ½ zᵀ A_c z on clipped codes z.
 
     Attributes:
-        kind: ``lda``, ``qda`` or ``ridge``.
+        kind: ``lda``, ``qda``, ``ridge`` or ``logistic``.
         space: how images become codes.
         bias: float64 ``[C]``; ``-inf`` for classes that are absent.
         weight: float64 ``[C, d]``.
         quadratic: float64 ``[C, d, d]`` or None.
     """
 
-    kind: Literal["lda", "qda", "ridge"]
+    kind: Kind
     space: CodeSpace
     bias: Tensor
     weight: Tensor
@@ -113,12 +116,12 @@ class CodeClassifier:
     @staticmethod
     def load(kind: str, tensors: Tensors, meta: Mapping[str, str]) -> CodeClassifier:
         """Rebuild from `tensors` and `meta`; the encoder's hash must be the same."""
-        if kind not in ("lda", "qda", "ridge"):
-            raise DataError(f"classifier kind must be lda, qda or ridge. Got '{kind}'")
+        if kind not in KINDS:
+            raise DataError(f"classifier kind must be one of {', '.join(KINDS)}. Got '{kind}'")
         encoder = load_encoder(meta["encoder"], meta["encoder_sha256"])
         whitening, normalise = json.loads(meta["whitening"]), json.loads(meta["normalise"])
         space = CodeSpace(encoder, whitening, float(meta["clip"]), normalise)
-        kind_: Literal["lda", "qda", "ridge"] = kind  # type: ignore[assignment]
+        kind_: Kind = kind  # type: ignore[assignment]
         return CodeClassifier(
             kind_, space, tensors["bias"], tensors["weight"], tensors.get("quadratic")
         )

@@ -106,15 +106,25 @@ class Builder:
         return self._decoded_images
 
     def _matched(self, rng: torch.Generator) -> Images:
-        """Move decoded images to what the random networks saw of the classes."""
-        start, query, method = self._decoded(rng), self._queries["match"], self._method
+        """Move decoded images to what the random networks saw of the classes.
+
+        As many that were not moved join them: those are sharper, these are more varied, and a
+        convolutional network learns more from both than from either.
+        """
+        images, query, method = self._decoded(rng), self._queries["match"], self._method
         assert isinstance(query, SumQuery)
+        start, others = (
+            images.take(_ranked(images.labels, i * method.matched, (i + 1) * method.matched))
+            for i in (0, 1)
+        )
         with self._clock("match"):
             sums = blocks_of(query, self._merged.tensors)["rows"]
             release = net_means(sums, self._moments["codes"].count, query, self._merged.sigma)
             done = match(release, method.networks, start, method.matching, rng)
         self._details["match"] = {"history": done.history, "noise": done.noise}
-        return done.images
+        pixels = torch.cat([done.images.pixels, others.pixels])
+        labels = torch.cat([start.labels, others.labels])
+        return Images(pixels, labels, self._task.classes)
 
     def _soft_labels(self, images: Images) -> Tensor | None:
         """Return class probabilities ``[n, C]`` by the discriminant on features, if it is."""
@@ -183,6 +193,15 @@ class Builder:
         started = time.perf_counter()
         yield
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
+
+
+def _ranked(labels: Tensor, low: int, high: int) -> Tensor:
+    """Return the rows whose place within their class is in low .. high - 1, in order."""
+    place = torch.empty_like(labels)
+    for c in range(int(labels.max()) + 1):
+        rows = (labels == c).nonzero()[:, 0]
+        place[rows] = torch.arange(len(rows))
+    return ((place >= low) & (place < high)).nonzero()[:, 0]
 
 
 def signal_to_noise(m: ClassMoments) -> list[float]:

@@ -13,9 +13,8 @@ Differences from the paper, all with the same or a stronger guarantee:
 * a pooled second moment takes part of the budget; covariances are shrunk by their known noise
   before they are made positive definite;
 * up to three views of the images share the budget: a codec's codes for synthetic images, a feature
-  encoder's for the discriminant (`heads.linear`), random networks' for `heads.match`. The
-  discriminant labels the synthetic images, which costs nothing more. A view that no head asks for
-  is not sent.
+  encoder's for the discriminant (`heads.linear`), random networks' for `heads.match`. A view that
+  no head asks for is not sent.
 
 ``parity="paper"`` runs the published mechanism: raw codes, radius as given, (ε/2, δ/2) twice, exact
 counts, eigenvalues clamped at 1e-4.
@@ -76,8 +75,7 @@ class FedKTCSD(Method):
         encoder: the codec: name, path or dotted name of a frozen public encoder. ``qda`` and the
             synthetic images come from its codes.
         encoder_sha256: its hash, when the task pins one.
-        features: the encoder that ``lda`` and ``ridge`` read, and that labels the synthetic
-            images; empty for the codec itself.
+        features: the encoder that ``lda`` and ``ridge`` read; empty for the codec itself.
         features_sha256: its hash, when the task pins one.
         heads: what to build from the one release; the first is the classifier that is saved as
             the outcome's own.
@@ -101,12 +99,14 @@ class FedKTCSD(Method):
         decode_mix, decode_floor: as mix and floor, for the Gaussians that ``decode`` samples.
         synthetic_size: images in the synthetic set.
         teacher: ``soft``: the discriminant on features gives the synthetic images their class
-            probabilities; ``none``: they keep the class that they were drawn from.
+            probabilities; ``none``: they keep the class that they were drawn from, which is better
+            where decoded images look to the features unlike photographs (``docs/results.md``).
         temper: the discriminant's scores times this, since those of Gaussians are too sure.
         prior: ``balanced`` classes, or in proportion to the noisy ``counts``.
         recipe: how the network of the ``decode`` and ``match`` heads is trained.
         nets, net_width: random networks that ``match`` compares images with.
         matching: how ``match`` moves images.
+        matched: how many images of each class are moved; as many that are only decoded join them.
         parity: ``paper`` for the published mechanism.
     """
 
@@ -134,13 +134,14 @@ class FedKTCSD(Method):
     decode_mix: float = 0.3
     decode_floor: float = 0.01
     synthetic_size: int = 10_000
-    teacher: Literal["soft", "none"] = "soft"
+    teacher: Literal["none", "soft"] = "none"
     temper: float = 0.5
     prior: Literal["balanced", "counts"] = "balanced"
     recipe: Recipe = STUDENT
-    nets: int = 24
+    nets: int = 16
     net_width: int = 32
     matching: Matching = MATCHING
+    matched: int = 100
     parity: Literal["none", "paper"] = "none"
 
     def __post_init__(self) -> None:
@@ -156,6 +157,8 @@ class FedKTCSD(Method):
             raise ConfigError(f"method.synthetic_size must be positive. Got {self.synthetic_size}")
         if not min(self.budget) > 0:
             raise ConfigError(f"method.budget must be three positive shares. Got {self.budget}")
+        if self.matched < 1:
+            raise ConfigError(f"method.matched must be at least 1. Got {self.matched}")
         if not self.temper > 0:
             raise ConfigError(f"method.temper must be positive. Got {self.temper}")
 

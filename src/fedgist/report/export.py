@@ -249,14 +249,15 @@ def load_classifier(path: Path) -> Classifier:
             from fedgist.train import Network
 
             return Network.load(tensors, meta)
-        if kind in ("lda", "qda", "ridge"):
-            from fedgist.heads.linear import CodeClassifier
+        from fedgist.heads.linear import KINDS, CodeClassifier
 
+        if kind in KINDS:
             return CodeClassifier.load(kind, tensors, meta)
     except (KeyError, ValueError, TypeError, RuntimeError) as e:
         raise DataError(f"classifier '{path}' must be complete. Got {type(e).__name__}: {e}") from e
     raise DataError(
-        f"the kind of classifier '{path}' must be network, lda, qda or ridge. Got '{kind}'"
+        f"the kind of classifier '{path}' must be network or one of {', '.join(KINDS)}. "
+        f"Got '{kind}'"
     )
 
 

@@ -32,13 +32,17 @@ HEADS = {
     "qda": "one Gaussian per class, closed form",
     "lda": "one Gaussian per class with a shared covariance, closed form",
     "ridge": "least squares on the class means, closed form",
+    "logistic": "logistic regression, moved by a few noised gradients",
     "decode": "a network trained on the synthetic images only",
+    "match": "a network trained on synthetic images that were moved to look, to random networks, "
+    "as the classes do",
 }
 BLOCKS = {
     "count": "how many images each class has",
     "mean": "sum of the codes, per class",
     "second": "sum of the products of code entries, per class",
     "pooled": "the same products, summed over all classes",
+    "rows": "sum of what random networks see, per class",
 }
 ADJACENCY = {
     "add-remove": "whether one {unit} was there at all, and everything about it",
