@@ -37,7 +37,7 @@ from fedgist.privacy.noise import SeededNoise
 from fedgist.report.record import read_json, to_json, versions, write_whole
 from fedgist.run import generator
 from fedgist.setup import open_exchange, open_sites, prepare_run, test_images
-from fedgist.types import BATCH, Merged, MomentsQuery, State, blocks_of, prefixed
+from fedgist.types import BATCH, Merged, MomentsQuery, Query, State, blocks_of, prefixed
 
 QUICK = [
     "data.source=fashion-mini",
@@ -109,6 +109,9 @@ def accuracy(
     return rows
 
 
+SERVER = {"heads", "recipe", "matching", "matched", "teacher", "temper", "synthetic_size"}
+
+
 class Sums:
     """Exact sums, kept from case to case: they are the same for every seed and every ε.
 
@@ -126,15 +129,20 @@ class Sums:
         exchange = open_exchange(made, sites, observe=True)
         rnd = made.plan.rounds[0]
         exact = {}
+        # what the sums depend on besides the query: the encoders and how their codes are prepared
+        sources = {k: v for k, v in run.method.items() if k not in SERVER}
+
+        def key_of(query: Query) -> str:
+            return repr((replace(query, scale=1.0), sources))
+
         for query in rnd.queries:
-            key = repr(replace(query, scale=1.0, name=""))
+            key = key_of(query)
             if key not in self._kept:
                 say(f"summing {key[:60]}...")
                 exchange.exact.clear()
                 exchange.round(0, rnd, {})
                 for q in rnd.queries:
-                    own = repr(replace(q, scale=1.0, name=""))
-                    self._kept[own] = blocks_of(q, dict(exchange.exact))
+                    self._kept[key_of(q)] = blocks_of(q, dict(exchange.exact))
             exact |= prefixed(query, self._kept[key])
         started = time.perf_counter()
         merged = Merged(exchange.noised(0, rnd, exact), made.plan.sigma, len(sites.names))

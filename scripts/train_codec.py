@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--images", type=Path, default=Path("public4"), help="public_images.py's")
     parser.add_argument("--out", type=Path, default=HERE / "gist_ae128.safetensors")
-    parser.add_argument("--shown", type=int, default=220_000, help="images shown in all")
+    parser.add_argument("--shown", type=int, default=400_000, help="images shown in all")
     parser.add_argument("--batch", type=int, default=96)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

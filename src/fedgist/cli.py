@@ -169,7 +169,7 @@ def encoder_info(
 def encoder_train(
     images: Annotated[Path, typer.Argument(help="Public images: a folder, or .npy [n,3,64,64].")],
     out: Annotated[Path, typer.Option("--out", help="The .safetensors file to write.")],
-    shown: Annotated[int, typer.Option("--shown", help="Images shown in all.")] = 280_000,
+    shown: Annotated[int, typer.Option("--shown", help="Images shown in all.")] = 400_000,
     held_out: Annotated[float, typer.Option("--held-out", help="Share that is measured.")] = 0.05,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the training.")] = 0,
     debug: Debug = False,

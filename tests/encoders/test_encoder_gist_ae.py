@@ -12,13 +12,13 @@ from PIL import Image
 
 from fedgist import encoders
 from fedgist.encoders import GistCodec, files, load_encoder, training
-from fedgist.encoders.gist_ae import GistNet, Shape, half
+from fedgist.encoders.gist_ae import Shape
 from fedgist.encoders.make import make_codec, psnr, read_public, train_own, write_codec
-from fedgist.encoders.training import Muon, Schedule, augment, components, train_codec
+from fedgist.encoders.training import Muon, Schedule, augment, train_codec
 from fedgist.errors import ConfigError, DataError, EncoderError
 
 HOME = Path(encoders.__file__).parent
-SMALL = Shape(dim=8, widths=(6, 6, 6), encoder=(1, 0, 1), decoder=(1, 0, 1))
+SMALL = Shape(dim=8, widths=(6, 6, 6, 6), encoder=(1, 0, 0, 1), decoder=(1, 0, 0, 1))
 
 
 def blobs(n: int, seed: int = 0) -> np.ndarray:
@@ -46,35 +46,16 @@ def codec(images: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> GistC
     return write_codec(net, SMALL, images, folder / "codec.safetensors")
 
 
-def test_training_starts_at_the_principal_components(images: np.ndarray) -> None:
-    with torch.device("meta"):
-        net = GistNet(SMALL)
-    net = net.to_empty(device="cpu")
-    mean, values, vectors = components(images, SMALL.dim)
-    net.initialise(mean, values, vectors, seed=0)
-    x = torch.from_numpy(images).float() / 255
-    with torch.no_grad():
-        z = net.encode(x)
-        y = half(net.decode(z)).double()
-    flat = half(x).double()
-    best = (flat - mean) @ vectors @ vectors.T + mean
-    assert torch.allclose(z.mean(0), torch.zeros(8), atol=1e-3)
-    assert torch.allclose(z.std(0), torch.ones(8), atol=1e-3)
-    # half() of the bilinear doubling blurs, so compare against the same doubling
-    again = torch.nn.functional.interpolate(
-        best.float().view(-1, 3, 32, 32), scale_factor=2.0, mode="bilinear"
-    )
-    assert torch.allclose(y, half(again).double(), atol=1e-4)
-
-
-def test_training_gains_on_them(images: np.ndarray, tmp_path: Path) -> None:
+def test_training_lowers_the_error(tmp_path: Path) -> None:
+    colours = np.random.default_rng(0).integers(0, 256, (60, 3, 1, 1), np.uint8)
+    images = np.ascontiguousarray(np.broadcast_to(colours, (60, 3, 64, 64)))
     dbs: list[float] = []
     for shown in (8, 800):
         schedule = Schedule(shown, batch=8, lr=1e-2, noise=0.0, average=0.9)
         net = train_codec(images, schedule, tmp_path / f"{shown}", quiet, SMALL)
         codec = write_codec(net, SMALL, images, tmp_path / f"{shown}.safetensors")
         dbs.append(psnr(codec, images))
-    assert dbs[1] > dbs[0] + 0.1
+    assert dbs[1] > dbs[0] + 0.3
 
 
 def test_a_stopped_training_goes_on_as_if_nothing_had_happened(
@@ -145,8 +126,8 @@ def test_a_damaged_file_is_refused(codec: GistCodec, images: np.ndarray, tmp_pat
     net, path = codec._net, tmp_path / "codec.safetensors"
     weights = {k: v.half() for k, v in net.state_dict().items()}
     for change, message in (
-        ({"project.bias": torch.zeros(3)}, r"'project.bias' .* must be finite with shape \[8\]"),
-        ({"project.bias": torch.full((8,), torch.nan)}, "must be finite"),
+        ({"down.1.bias": torch.zeros(3)}, r"'down.1.bias' .* must be finite with shape \[6\]"),
+        ({"down.1.bias": torch.full((6,), torch.nan)}, "must be finite"),
     ):
         file = files.write(path, "gist-ae", weights | change, codec.public, shape=SMALL.meta())
         with pytest.raises(EncoderError, match=message):
@@ -161,8 +142,8 @@ def test_images_of_another_shape_are_refused(tmp_path: Path) -> None:
     for bad in (np.zeros((40, 3, 32, 32), np.uint8), np.zeros((40, 3, 64, 64), np.float32)):
         with pytest.raises(DataError, match=r"must be uint8 \[n, 3, 64, 64\]"):
             train_codec(bad, Schedule(8, batch=8), tmp_path / "c", quiet, SMALL)
-    with pytest.raises(DataError, match="must be more than 8"):
-        train_codec(blobs(4), Schedule(8, batch=8), tmp_path / "c", quiet, SMALL)
+    with pytest.raises(DataError, match="must be at least 2"):
+        train_codec(blobs(1), Schedule(8, batch=8), tmp_path / "c", quiet, SMALL)
     with pytest.raises(ConfigError, match="at least one batch"):
         Schedule(images=5, batch=8)
 

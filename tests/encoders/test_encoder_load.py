@@ -77,7 +77,7 @@ def test_info_says_where_an_encoder_comes_from() -> None:
     assert (info["track"], info["exact"], info["decodes"]) == ("public images", True, True)
     assert {"openclipart-png", "tuxpaint-stamps-default"} <= {s["package"] for s in info["sources"]}
     assert info["radius"]["0.50"] < info["radius"]["0.80"] < info["radius"]["0.95"]
-    assert {"gist-ae", "pca", "dc-ae", "scattering"} <= set(encoder_names())
+    assert {"pca", "dc-ae", "scattering", "efficientnet-lite0"} <= set(encoder_names())
 
 
 def test_a_path_loads_the_same_codec() -> None:
@@ -109,7 +109,7 @@ def test_a_dotted_name_loads_a_third_partys(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("pcaa", "Did you mean 'pca'"),
-        ("", "encoder must be one of pca, gist-ae, dc-ae"),
+        ("", "encoder must be one of pca, dc-ae"),
         ("no.such.module:make", "must be importable"),
         ("fedgist.encoders:nothing", "must be importable"),
         ("missing.safetensors", "must exist. Got 'missing.safetensors'"),

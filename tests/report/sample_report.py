@@ -97,9 +97,17 @@ def report(
     table = (total * mix / mix.sum()).round().to(torch.int64).tolist()
     triangle = 128 * 129 // 2
     left = [
-        {"block": "count", "shape": [c], "numbers": c, "bits": 16, "bytes": 2 * c},
-        {"block": "mean", "shape": [c, 128], "numbers": 128 * c, "bits": 24, "bytes": 384 * c},
+        {"view": "", "block": "count", "shape": [c], "numbers": c, "bits": 16, "bytes": 2 * c},
         {
+            "view": "",
+            "block": "mean",
+            "shape": [c, 128],
+            "numbers": 128 * c,
+            "bits": 24,
+            "bytes": 384 * c,
+        },
+        {
+            "view": "",
             "block": "second",
             "shape": [c, triangle],
             "numbers": triangle * c,

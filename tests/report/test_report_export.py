@@ -245,7 +245,9 @@ def test_bad_classifier_files_are_one_line(tmp_path):
         with pytest.raises(DataError, match="must be a classifier that FedGist saved"):
             load_classifier(path)
     save_classifier(Fake(kind="forest"), path, {})
-    with pytest.raises(DataError, match=r"must be network, lda, qda or ridge. Got 'forest'"):
+    with pytest.raises(
+        DataError, match=r"must be network or one of lda, qda, ridge, logistic. Got 'forest'"
+    ):
         load_classifier(path)
     save_classifier(Fake(kind="qda"), path, {})
     with pytest.raises(DataError, match=r"must be complete. Got KeyError"):

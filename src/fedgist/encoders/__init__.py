@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # name -> codec file beside this module
-SHIPPED = {"pca": "pca128.safetensors", "gist-ae": "gist_ae128.safetensors"}
+SHIPPED = {"pca": "pca128.safetensors"}
 MEASURED = {
     "scattering": "scattering.safetensors",
     "efficientnet-lite0": "efficientnet_lite0.safetensors",
@@ -60,7 +60,7 @@ def load_encoder(spec: str, digest: str | None = None) -> Encoder:
     """Load an encoder.
 
     Args:
-        spec: a codec: ``gist-ae``, ``pca``, ``dc-ae``, ``dc-ae:FOLDER_OR_HUB_ID`` or the path of a
+        spec: a codec: ``pca``, ``dc-ae``, ``dc-ae:FOLDER_OR_HUB_ID`` or the path of a
             ``.safetensors`` codec file; features: ``scattering``, ``efficientnet-lite0`` (each
             with ``:D`` for fewer dimensions than 512), ``random-conv:SEED``; or a dotted name
             ``package.module:factory`` of your own (a callable without arguments that returns an

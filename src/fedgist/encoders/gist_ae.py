@@ -1,10 +1,9 @@
-"""`GistCodec`: FedGist's own convolutional codec, 3x64x64 to 128 numbers and back.
+"""`GistCodec`: FedGist's own convolutional codec, 3x64x64 to 32x2x2 = 128 numbers and back.
 
-Encoder and decoder are each a linear map plus a residual network that starts at zero: training
-begins at the principal components of the public images and can only add to them. The linear maps
-work at half resolution; the networks fold 4x4 pixels into channels and work at 16x16, 8x8 and 4x4,
-without normalisation layers, so a row depends on its own image only. Trained by
-`fedgist.encoders.training` on freely licensed public images (``scripts/train_codec.py``).
+A plain residual autoencoder: 4x4 pixels are folded into channels, then blocks of two convolutions
+work at 16x16, 8x8, 4x4 and 2x2. No normalisation layers, so a row depends on its own image only.
+Trained by `fedgist.encoders.training` on freely licensed public images (``scripts/train_codec.py``,
+``fedgist encoder train``).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["GistCodec", "GistNet", "Shape"]
 
 KIND = "gist-ae"
 FOLD = 4  # pixels folded into channels on each side
-HALF = 32  # resolution of the linear maps
+CELLS = 4  # cells of the 2x2 code
 
 
 @dataclass(frozen=True)
@@ -34,15 +33,16 @@ class Shape:
     """Architecture of a `GistNet`.
 
     Attributes:
-        dim: code dimension.
-        widths: channels at 16x16, 8x8 and 4x4.
-        encoder, decoder: residual blocks at each of them.
+        dim: code dimension, a multiple of 4: dim / 4 channels of 2x2.
+        widths: channels at 16x16, 8x8, 4x4 and 2x2.
+        encoder: residual blocks at each of them.
+        decoder: the same on the way back.
     """
 
     dim: int = 128
-    widths: tuple[int, int, int] = (32, 96, 160)
-    encoder: tuple[int, int, int] = (1, 1, 2)
-    decoder: tuple[int, int, int] = (1, 2, 3)
+    widths: tuple[int, ...] = (48, 96, 144, 192)
+    encoder: tuple[int, ...] = (1, 1, 1, 1)
+    decoder: tuple[int, ...] = (1, 2, 2, 1)
 
     def meta(self) -> dict[str, Any]:
         """Return the fields, ready for JSON."""
@@ -52,13 +52,14 @@ class Shape:
     def of(meta: Mapping[str, Any], source: str) -> Shape:
         """Rebuild from `meta`; EncoderError when it is not one."""
         try:
-            triples = {k: tuple(int(n) for n in meta[k]) for k in ("widths", "encoder", "decoder")}
-            shape = Shape(int(meta["dim"]), **triples)  # type: ignore[arg-type]
+            levels = {k: tuple(int(n) for n in meta[k]) for k in ("widths", "encoder", "decoder")}
+            shape = Shape(int(meta["dim"]), **levels)
         except (KeyError, TypeError, ValueError) as e:
             raise EncoderError(f"the shape of '{source}' must be complete. Got {e!r}") from e
-        numbers = (shape.dim, *shape.widths, *(n + 1 for n in shape.encoder + shape.decoder))
-        if min(numbers) < 1 or max(numbers) > 4096 or len(numbers) != 10:
-            raise EncoderError(f"the shape of '{source}' must be three small levels. Got {meta}")
+        blocks = shape.encoder + shape.decoder
+        numbers = (shape.dim, *shape.widths, *(n + 1 for n in blocks))
+        if min(numbers) < 1 or max(numbers) > 4096 or len(numbers) != 13 or shape.dim % CELLS:
+            raise EncoderError(f"the shape of '{source}' must be four small levels. Got {meta}")
         return shape
 
 
@@ -97,64 +98,39 @@ class GistNet(nn.Module):
     def __init__(self, shape: Shape) -> None:
         """Build on whatever device is current, without values; see `initialise`."""
         super().__init__()
-        pixels, flat, w = 3 * FOLD**2, 16 * shape.widths[2], shape.widths
+        pixels, code, w = 3 * FOLD**2, shape.dim // CELLS, shape.widths
         down: list[nn.Module] = [nn.PixelUnshuffle(FOLD), Conv(pixels, w[0], 3)]
         for i, blocks in enumerate(shape.encoder):
             down += [Conv(w[i - 1], w[i], 2, 2)] if i else []
             down += [Block(w[i]) for _ in range(blocks)]
-        down += [nn.ReLU(), nn.Flatten(), nn.Linear(flat, shape.dim)]
-        up: list[nn.Module] = [nn.Linear(shape.dim, flat), nn.Unflatten(1, (w[2], 4, 4))]
-        for i in (2, 1, 0):
+        down += [nn.ReLU(), Conv(w[-1], code, 1), nn.Flatten()]
+        up: list[nn.Module] = [nn.Unflatten(1, (code, 2, 2)), Conv(code, w[-1], 1)]
+        for i in reversed(range(len(w))):
             up += [Block(w[i]) for _ in range(shape.decoder[i])]
             up += [Conv(w[i], 4 * w[i - 1], 1), nn.PixelShuffle(2)] if i else []
         up += [nn.ReLU(), Conv(w[0], pixels, 3), nn.PixelShuffle(FOLD)]
         self.down, self.up = nn.Sequential(*down), nn.Sequential(*up)
-        self.project = nn.Linear(3 * HALF**2, shape.dim)
-        self.expand = nn.Linear(shape.dim, 3 * HALF**2)
 
     def encode(self, x: Tensor) -> Tensor:
         """Map float32 ``[b, 3, 64, 64]`` in [0, 1] to codes ``[b, dim]``."""
-        z: Tensor = self.project(half(x)) + self.down(x)
+        z: Tensor = self.down(2 * x - 1)
         return z
 
     def decode(self, z: Tensor) -> Tensor:
         """Map codes to float32 ``[b, 3, 64, 64]``, not yet clamped."""
-        linear = self.expand(z).view(-1, 3, HALF, HALF)
-        y: Tensor = self.up(z) + F.interpolate(linear, scale_factor=2.0, mode="bilinear")
-        return y
+        y: Tensor = self.up(z)
+        return y / 2 + 0.5
 
     @torch.no_grad()
-    def initialise(self, mean: Tensor, values: Tensor, vectors: Tensor, seed: int) -> None:
-        """Start at the principal components of public images; the residual networks give zero.
-
-        Args:
-            mean: float64 ``[3 * 32 * 32]``, of `half` images.
-            values: float64 ``[dim]``, the leading eigenvalues of their covariance. Codes start
-                with mean 0 and variance 1.
-            vectors: float64 ``[3 * 32 * 32, dim]``, its eigenvectors.
-            seed: of the weights that start at random.
-        """
+    def initialise(self, seed: int) -> None:
+        """Draw the weights; blocks start near the identity."""
         g = torch.Generator().manual_seed(seed)
         for module in self.modules():
-            if isinstance(module, Conv | nn.Linear):
-                fan = module.weight.shape[1]
-                module.weight.normal_(0, math.sqrt(2 / fan), generator=g)
+            if isinstance(module, Conv):
+                module.weight.normal_(0, 1 / math.sqrt(module.weight.shape[1]), generator=g)
                 module.bias.zero_()
             if isinstance(module, Block):
                 module.last.weight.mul_(0.2)
-        for last in (self.down[-1], self.up[-2]):
-            assert isinstance(last, Conv | nn.Linear)
-            last.weight.zero_()
-        scale = values.sqrt()
-        self.project.weight.copy_((vectors / scale).T)
-        self.project.bias.copy_(-(mean @ (vectors / scale)))
-        self.expand.weight.copy_(vectors * scale)
-        self.expand.bias.copy_(mean)
-
-
-def half(x: Tensor) -> Tensor:
-    """Return ``[b, 3 * 32 * 32]``: means of 2x2 pixels."""
-    return F.avg_pool2d(x, 2).flatten(1)
 
 
 @final
