@@ -87,7 +87,13 @@ def plan_record(run: Run) -> dict[str, Any]:
     """Return what is known before any image is read, as plain data."""
     made = prepare_run(run)
     queries = [q for r in made.plan.rounds for q in r.queries]
-    moments = next((q for q in queries if isinstance(q, MomentsQuery)), None)
+    moments = [q for q in queries if isinstance(q, MomentsQuery)]
+    size = getattr(made.method, "class_size", None)
+    signals = [
+        f"{q.name}: {text}" if q.name else text
+        for q in moments
+        for text in (expected_signal(q, made.plan.sigma, size),)
+    ]
     return {
         "title": made.title,
         "config": run.model_dump(),
@@ -96,11 +102,9 @@ def plan_record(run: Run) -> dict[str, Any]:
         "left": blocks(made),
         "claim": made.plan.claim.record(),
         "bytes_up": made.plan.bytes_up,
-        "radius": None if moments is None else moments.clip,
+        "radius": moments[0].clip if moments else None,
         "track": made.plan.claim.track,
-        "signal": "not known for this method"
-        if moments is None
-        else expected_signal(moments, made.plan.sigma, getattr(made.method, "class_size", None)),
+        "signal": "\n".join(signals) or "not known for this method",
     }
 
 
@@ -120,7 +124,7 @@ def expected_signal(query: MomentsQuery, sigma: float, class_size: int | None = 
         ("pooled covariance", query.pooled, 1.5, True),
     ):
         if share:
-            level = sigma * d**power / share**0.5
+            level = sigma * query.scale * d**power / share**0.5
             text = f"{name} from {level:,.0f} images {'in all' if whole else 'a class'}"
             if class_size:
                 n = class_size * (query.classes if whole else 1)

@@ -11,6 +11,7 @@ import torch
 from fedgist.encoders import load_encoder
 from fedgist.errors import ConfigError, EncoderError
 from fedgist.exchange.local import LocalExchange
+from fedgist.experiment import expected_signal
 from fedgist.heads.linear import CodeClassifier, CodeSpace
 from fedgist.heads.match import Matching
 from fedgist.methods._fedkt_heads import _ranked
@@ -175,3 +176,9 @@ def test_bad_options_are_one_clear_line(task, change, error, message):
 def test_the_track_is_the_widest(task):
     assert replace(SMALL, heads=("lda",), features="random-conv:0").track == "no public data"
     assert replace(SMALL, features="random-conv:0").track == "public images"
+
+
+def test_the_expected_signal_counts_the_views_share():
+    whole, half = (MomentsQuery(1.0, 16, 2, scale=s) for s in (1.0, 2**0.5))
+    assert "class means from 6 images" in expected_signal(whole, 1.0)
+    assert "class means from 8 images" in expected_signal(half, 1.0)

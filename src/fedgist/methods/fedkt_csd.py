@@ -100,7 +100,7 @@ class FedKTCSD(Method):
         synthetic_size: images in the synthetic set.
         teacher: ``soft``: the discriminant on features gives the synthetic images their class
             probabilities; ``none``: they keep the class that they were drawn from, which is better
-            where decoded images look to the features unlike photographs (``docs/results.md``).
+            where decoded images are to the features unlike any real one.
         temper: the discriminant's scores times this, since those of Gaussians are too sure.
         prior: ``balanced`` classes, or in proportion to the noisy ``counts``.
         recipe: how the network of the ``decode`` and ``match`` heads is trained.
