@@ -15,7 +15,7 @@ from fedgist.config import Run, dumps
 from fedgist.errors import ConfigError
 from fedgist.evaluation import attack_rows, exact_outcome, score_heads
 from fedgist.exchange.local import LocalExchange
-from fedgist.progress import Progress
+from fedgist.progress import Progress, by_client
 from fedgist.report.export import save_classifier, write_synthetic
 from fedgist.report.figures import samples_png
 from fedgist.report.page import write_page
@@ -136,7 +136,7 @@ def expected_signal(query: MomentsQuery, sigma: float, class_size: int | None = 
 def _report(
     made: Prepared, outcome: Outcome, exchange: LocalExchange, sites: Sites
 ) -> dict[str, Any]:
-    split = sites.split
+    split, visits = sites.split, by_client(exchange.visits)
     return {
         "fedgist": fedgist.__version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
@@ -147,9 +147,9 @@ def _report(
         "task": asdict(made.task),
         "claim": made.plan.claim.record(),
         "left": blocks(made),
-        "bytes_up": max((v.bytes_up for v in exchange.visits), default=0),
-        "bytes_down": max((v.bytes_down for v in exchange.visits), default=0),
-        "clients": [asdict(v) for v in exchange.visits],
+        "bytes_up": max((v.bytes_up for v in visits), default=0),
+        "bytes_down": max((v.bytes_down for v in visits), default=0),
+        "clients": [asdict(v) for v in visits],
         "partition": None
         if split is None
         else {"spec": split.spec, "seed": split.seed, "table": sites.table},

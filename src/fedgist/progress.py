@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-__all__ = ["Progress", "Visit"]
+__all__ = ["Progress", "Visit", "by_client"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,21 @@ class Visit:
     bytes_up: int
     bytes_down: int
     note: str | None = None
+
+
+def by_client(visits: Iterable[Visit]) -> list[Visit]:
+    """Join the visits of all rounds to one for each client: seconds and bytes add up."""
+    out: dict[str, Visit] = {}
+    for v in visits:
+        if (seen := out.get(v.client)) is not None:
+            v = replace(
+                v,
+                seconds=seen.seconds + v.seconds,
+                bytes_up=seen.bytes_up + v.bytes_up,
+                bytes_down=seen.bytes_down + v.bytes_down,
+            )
+        out[v.client] = v
+    return list(out.values())
 
 
 class Progress:

@@ -128,13 +128,14 @@ def blocks(made: Prepared) -> list[dict[str, Any]]:
     rows = []
     sigma = made.plan.sigma
     noised = made.run.privacy.trust != "central" and sigma > 0
-    for query in (q for r in made.plan.rounds for q in r.queries):
+    for r, query in ((r, q) for r, rnd in enumerate(made.plan.rounds) for q in rnd.queries):
         scales = noise_scales(query, sigma) if sigma > 0 else {}
         widths = bit_widths(query, made.task.max_images, scales if noised else None)
         for name, shape in query.shapes(noised=noised).items():
             n = math.prod(shape)
             rows.append(
                 {
+                    "round": r + 1,
                     "view": query.name,
                     "block": name,
                     "shape": list(shape),

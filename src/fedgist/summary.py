@@ -46,7 +46,7 @@ def print_plan(record: Mapping[str, Any]) -> None:
     for b in record["left"]:
         shape = " x ".join(str(n) for n in b["shape"])
         table.add_row(
-            "1",
+            str(b["round"]),
             f"{b['view']} {b['block']}".strip(),
             shape,
             str(b["bits"]),

@@ -97,8 +97,9 @@ def report(
     table = (total * mix / mix.sum()).round().to(torch.int64).tolist()
     triangle = 128 * 129 // 2
     left = [
-        {"view": "", "block": "count", "shape": [c], "numbers": c, "bits": 16, "bytes": 2 * c},
+        {"round": 1, "view": "", "block": "count", "shape": [c], "numbers": c, "bits": 16, "bytes": 2 * c},
         {
+            "round": 1,
             "view": "",
             "block": "mean",
             "shape": [c, 128],
@@ -107,6 +108,7 @@ def report(
             "bytes": 384 * c,
         },
         {
+            "round": 1,
             "view": "",
             "block": "second",
             "shape": [c, triangle],

@@ -42,7 +42,7 @@ BLOCKS = {
     "mean": "sum of the codes, per class",
     "second": "sum of the products of code entries, per class",
     "pooled": "the same products, summed over all classes",
-    "rows": "sum of what random networks see, per class",
+    "rows": "sum of what each image adds, clipped to a fixed length",
 }
 ADJACENCY = {
     "add-remove": "whether one {unit} was there at all, and everything about it",
