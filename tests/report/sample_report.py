@@ -97,7 +97,15 @@ def report(
     table = (total * mix / mix.sum()).round().to(torch.int64).tolist()
     triangle = 128 * 129 // 2
     left = [
-        {"round": 1, "view": "", "block": "count", "shape": [c], "numbers": c, "bits": 16, "bytes": 2 * c},
+        {
+            "round": 1,
+            "view": "",
+            "block": "count",
+            "shape": [c],
+            "numbers": c,
+            "bits": 16,
+            "bytes": 2 * c,
+        },
         {
             "round": 1,
             "view": "",

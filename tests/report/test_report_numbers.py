@@ -83,6 +83,16 @@ def test_the_lead_counts_correctly():
     assert lead(one, None).startswith("One client holds 1 image of 10 classes. It sent sums")
     assert lead(one, None).endswith("From that the server made one classifier.")
     other = s.report(
-        left=[{"round": 1, "view": "", "block": "pixels", "shape": [1], "numbers": 1, "bits": 8, "bytes": 1}]
+        left=[
+            {
+                "round": 1,
+                "view": "",
+                "block": "pixels",
+                "shape": [1],
+                "numbers": 1,
+                "bits": 8,
+                "bytes": 1,
+            }
+        ]
     )
     assert "never an image" not in lead(other, 5)
