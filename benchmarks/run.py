@@ -67,6 +67,8 @@ def main() -> int:
     out = args.out or args.file.parent / "results" / f"{spec['name']}.json"
     results: dict[str, Any] = read_json(out) if args.parts else {}
     results |= {"benchmark": spec["name"], "quick": args.quick} | provenance(base)
+    # hours of computing: what is done is kept, whatever happens next
+    args.keep = lambda done: save(out, results | done)
     failures = [f for f in results.get("failures", []) if f.split(":")[0] not in args.parts]
     for part, runner in (
         ("invariance", invariance),
@@ -106,6 +108,7 @@ def accuracy(
         row = {"name": case["name"], "set": case["set"], "runs": runs} | summarise(runs)
         check(row["mean"], case.get("expect", {}), f"accuracy: {case['name']}", failures)
         rows.append(row)
+        args.keep({"accuracy": rows})
     return rows
 
 
@@ -113,7 +116,7 @@ SERVER = {"heads", "recipe", "matching", "matched", "teacher", "temper", "synthe
 
 
 class Sums:
-    """Exact sums, kept from case to case: they are the same for every seed and every ε.
+    """Exact sums, kept from case to case: over the same images they are the same for every ε.
 
     The noise is drawn as the exchange draws it, so that a run gives what `execute` would give,
     without encoding the images again. For methods of one sum round under trust ``central``.
@@ -129,8 +132,11 @@ class Sums:
         exchange = open_exchange(made, sites, observe=True)
         rnd = made.plan.rounds[0]
         exact = {}
-        # what the sums depend on besides the query: the encoders and how their codes are prepared
-        sources = {k: v for k, v in run.method.items() if k not in SERVER}
+        # What the sums depend on besides the query: the encoders, how codes are prepared, the data,
+        # and the seed where it chooses images.
+        sources = [run.data, {k: v for k, v in run.method.items() if k not in SERVER}]
+        if run.data.limit is not None or run.data.participation < 1:
+            sources.append(run.seed)
 
         def key_of(query: Query) -> str:
             return repr((replace(query, scale=1.0), sources))
