@@ -186,7 +186,8 @@ def test_off_diagonal_noise_is_smaller_by_root_two() -> None:
 def test_every_number_gets_noise_of_its_own() -> None:
     drawn = noise_tensors(QUERY, 5.0, SystemNoise(), like(QUERY))
     second = drawn["second"].flatten().tolist()
-    assert len(set(second)) == len(second)
+    # 84 draws out of some 500,000 values: one pair is equal once in 150 runs, three never
+    assert len(set(second)) >= len(second) - 2
     again = noise_tensors(QUERY, 5.0, SystemNoise(), like(QUERY))
     assert not any(torch.equal(drawn[k], again[k]) for k in drawn)
 
