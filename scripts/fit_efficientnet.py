@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fedgist.encoders import files
 from fedgist.encoders.efficientnet import SHA256, STATISTICS, EfficientNetEncoder
 
 
@@ -53,10 +53,7 @@ def main() -> None:
         },
         "images": made,
     }
-    target = args.out.with_suffix(".json")
-    aside = target.with_name(target.name + ".part")
-    aside.write_text(json.dumps(manifest, indent=2) + "\n")
-    os.replace(aside, target)
+    files.write_manifest(args.out, manifest)
     print(f"explained {explained:.4f} -> {args.out}")
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from fedgist.encoders import files
 from fedgist.encoders.base import GRID
+from fedgist.encoders.make import grey, psnr
 from fedgist.encoders.pca import PcaCodec
 from fedgist.encoders.public import blank, measure_public
 
@@ -67,22 +67,6 @@ def integers(basis: Tensor) -> tuple[Tensor, int]:
     """Return int16 components and the exponent of the one power of two that scales them."""
     bits = math.floor(math.log2(32_767 / float(basis.abs().max())))
     return (basis * 2**bits).round().to(torch.int16), bits
-
-
-def psnr(codec: PcaCodec, images: np.ndarray[Any, Any]) -> float:
-    """Return the mean PSNR in dB of images seen through the codec."""
-    out = []
-    for i in range(0, len(images), 250):
-        x = torch.tensor(images[i : i + 250]).to(torch.float32) / 255
-        mse = (codec.decode(codec.encode_task(x)) - x).square().flatten(1).mean(1)
-        out.append(-10 * mse.clamp(min=1e-10).log10())
-    return float(torch.cat(out).mean())
-
-
-def grey(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return only the images whose three channels agree."""
-    same: np.ndarray[Any, Any] = (images[:, :1] == images).all((1, 2, 3))
-    return np.ascontiguousarray(images[same])
 
 
 def write_both(
@@ -131,10 +115,7 @@ def main() -> None:
         },
         "images": made,
     }
-    target = args.out.with_suffix(".json")
-    aside = target.with_name(target.name + ".part")
-    aside.write_text(json.dumps(manifest, indent=2) + "\n")
-    os.replace(aside, target)
+    files.write_manifest(args.out, manifest)
     print(json.dumps(manifest["psnr"]), f"explained {explained:.4f}", f"-> {args.out}")
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,10 +89,7 @@ def main() -> None:
         "held_out_whitened": {k: held_out(args.out, split[k]) for k in split if k != "train"},
         "images": made,
     }
-    target = args.out.with_suffix(".json")
-    aside = target.with_name(target.name + ".part")
-    aside.write_text(json.dumps(manifest, indent=2) + "\n")
-    os.replace(aside, target)
+    files.write_manifest(args.out, manifest)
     print(json.dumps(manifest["held_out_whitened"]), f"explained {explained:.4f}")
 
 

@@ -1,4 +1,4 @@
-"""Train the shipped ``gist-ae`` codec on public images.
+"""Train the ``gist-ae`` codec on public images.
 
     python scripts/public_images.py --times 4 --out public4
     python scripts/train_codec.py --images public4
@@ -14,21 +14,14 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from fedgist.encoders.make import make_codec
+from fedgist.encoders.make import grey, make_codec
 from fedgist.encoders.training import Schedule
 
 HERE = Path(__file__).resolve().parents[1] / "src" / "fedgist" / "encoders"
-
-
-def grey(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return only the images whose three channels agree."""
-    same: np.ndarray[Any, Any] = (images[:, :1] == images).all((1, 2, 3))
-    return images[same]
 
 
 def main() -> None:

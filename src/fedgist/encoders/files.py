@@ -23,7 +23,15 @@ from fedgist.encoders.base import QUANTILES, TILTS, PublicCodes
 from fedgist.errors import EncoderError
 from fedgist.types import Tensors
 
-__all__ = ["CodecFile", "file_digest", "public_of", "read", "tensors_digest", "write"]
+__all__ = [
+    "CodecFile",
+    "file_digest",
+    "public_of",
+    "read",
+    "tensors_digest",
+    "write",
+    "write_manifest",
+]
 
 KEY = "fedgist"
 PREFIX = "public."
@@ -78,6 +86,13 @@ def write(
     aside.write_bytes(save(joined, {KEY: json.dumps({"kind": kind, **meta}, sort_keys=True)}))
     os.replace(aside, path)
     return read(path)
+
+
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Write what a codec file at ``path`` was made of beside it, as ``.json``."""
+    aside = path.with_name(path.stem + ".json.part")
+    aside.write_text(json.dumps(manifest, indent=2) + "\n")
+    os.replace(aside, path.with_suffix(".json"))
 
 
 def public_of(file: CodecFile, dim: int, source: str) -> PublicCodes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +20,7 @@ from fedgist.encoders.training import Log, Schedule, train_codec
 from fedgist.errors import ConfigError, DataError
 from fedgist.types import BATCH, Task
 
-__all__ = ["make_codec", "psnr", "read_public", "train_own", "write_codec"]
+__all__ = ["grey", "make_codec", "psnr", "read_public", "train_own", "write_codec"]
 
 Pixels = NDArray[np.uint8]
 MEASURED = 20_000  # training images whose codes give the public statistics
@@ -68,9 +66,7 @@ def make_codec(
         "psnr": {k: round(psnr(codec, v[:: -(-len(v) // HELD)]), 2) for k, v in held.items()},
         **origin,
     }
-    aside = out.with_name(out.stem + ".json.part")
-    aside.write_text(json.dumps(manifest, indent=2) + "\n")
-    os.replace(aside, out.with_suffix(".json"))
+    files.write_manifest(out, manifest)
     checkpoint.unlink()
     return codec
 
@@ -133,6 +129,12 @@ def psnr(codec: Encoder, images: Pixels) -> float:
         mse = (y - prepare(x, codec.size)).square().flatten(1).mean(1)
         out.append(-10 * mse.clamp(min=1e-10).log10())
     return float(torch.cat(out).mean())
+
+
+def grey(images: Pixels) -> Pixels:
+    """Return only the images whose three channels agree."""
+    same: NDArray[np.bool_] = (images[:, :1] == images).all((1, 2, 3))
+    return images[same]
 
 
 def read_public(path: Path) -> Pixels:
