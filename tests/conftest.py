@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,6 +17,15 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> None:
     torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Networks this small lose more time to several threads than they win."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -156,6 +156,11 @@ class SumQuery:
     def __post_init__(self) -> None:
         _positive(clip=self.clip, scale=self.scale, levels=self.levels, times=self.times)
 
+    @property
+    def row(self) -> int:
+        """How many numbers one record adds; 0 when the plan does not know it."""
+        return math.prod(self.shape[1:] if self.per_class else self.shape) if self.shape else 0
+
     def shapes(self, *, noised: bool) -> dict[str, tuple[int, ...]]:
         """Return the shape of the one block ``rows``; nothing when the plan does not know it."""
         return {"rows": self.shape} if self.shape else {}

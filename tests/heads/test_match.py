@@ -1,6 +1,5 @@
 """`match`: images move to where the released means are, and only as far as the noise allows."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,17 +11,11 @@ from fedgist.errors import ConfigError, DataError
 from fedgist.heads.match import Matched, Matching, NetMeans, match, net_means
 from fedgist.types import Images, SumQuery
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CLASSES = ("stripes", "bars", "blank")
 NETS = RandomConv(1, nets=3, width=4)
 HOW = Matching(steps=50, lr=0.05)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def real(n: int = 12) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,13 +11,9 @@ from fedgist.train import Network, Recipe, train
 from fedgist.types import Images
 
 
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    """Networks this small lose more time to several threads than they win."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread(one_thread: None) -> None:
+    """Run every module here on one thread."""
 
 
 @pytest.fixture

@@ -136,9 +136,7 @@ def strength(u: Tensor, query: Query, sigma: float) -> Tensor:
     """
     if not sigma >= 0:
         raise ConfigError(f"sigma must be at least 0. Got {sigma}")
-    dim = query.dim if isinstance(query, MomentsQuery) else math.prod(query.shape) or u.shape[-1]
-    if isinstance(query, SumQuery) and query.shape and query.per_class:
-        dim //= query.shape[0]
+    dim = query.dim if isinstance(query, MomentsQuery) else query.row or u.shape[-1]
     if u.ndim != 2 or u.shape[1] != dim:
         raise DataError(f"records must have shape [n, {dim}]. Got {list(u.shape)}")
     square = u.to(torch.float64) ** 2
@@ -212,24 +210,24 @@ def _scores(
     t = square = torch.zeros(len(released[0][1]), dtype=torch.float64)
     for query, u in released:
         batches = torch.split(u, max(1, PLAYED // u.shape[1] ** 2))
-        t = t + torch.cat([_statistic(part, used, query, sigma, noise) for part in batches])
-        square = square + strength(u, query, sigma).square()
+        mu2 = strength(u, query, sigma).square()
+        t = t + used * mu2 + torch.cat([_drawn(part, query, sigma, noise) for part in batches])
+        square = square + mu2
     return t / square.sqrt()
 
 
-def _statistic(u: Tensor, used: float, query: Query, sigma: float, noise: Noise) -> Tensor:
-    """Draw T of one query for each record."""
-    mu = strength(u, query, sigma)
+def _drawn(u: Tensor, query: Query, sigma: float, noise: Noise) -> Tensor:
+    """Draw what the noise alone adds to T of one query, for each record."""
     sigma = sigma / math.sqrt(query.times)
     scales = noise_scales(query, sigma)
     if isinstance(query, SumQuery):
         s = scales["rows"][0]
-        return used * mu**2 + (u * noise_tensors(query, sigma, noise, {"": u})[""]).sum(1) / s**2
+        return (u * noise_tensors(query, sigma, noise, {"": u})[""]).sum(1) / s**2
     outer = to_triangle(u[:, :, None] * u[:, None, :])
     weight = torch.full((len(u), 1), query.count_weight, dtype=torch.float64)
     phi = {"mean": u, "second": outer, "pooled": outer, "count": weight}
     drawn = noise_tensors(query, sigma, noise, {block: phi[block] for block in scales})
-    t = used * mu**2
+    t = torch.zeros(len(u), dtype=torch.float64)
     for block, (s, s_off) in scales.items():
         diagonal, off = (phi[block] * drawn[block]).tensor_split([query.dim], dim=1)
         t = t + diagonal.sum(1) / s**2 + off.sum(1) / s_off**2
