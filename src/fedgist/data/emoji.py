@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from fedgist.data.images import Encoded
-from fedgist.data.records import Records, Source
+from fedgist.data.records import TEST_EVERY, Records, Source
 from fedgist.errors import DataError
 
 __all__ = ["CATEGORIES", "STYLES", "open_emoji"]
@@ -54,7 +54,6 @@ STYLES = {  # style -> suffix and licence of its images; the position is the gro
     "fluent": (".webp", "MIT"),
 }
 SIZE = 64
-TEST_EVERY = 5
 HOW = "run scripts/get_emoji.sh of FedGist's repository, which needs npm"
 
 

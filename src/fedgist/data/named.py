@@ -20,7 +20,7 @@ from fedgist.data.emoji import STYLES, open_emoji
 from fedgist.data.idx import FASHION_CLASSES, find_idx, open_idx
 from fedgist.data.images import Array, Encoded, decode
 from fedgist.data.npz import open_npz
-from fedgist.data.records import Records, Source
+from fedgist.data.records import TEST_EVERY, Records, Source
 from fedgist.errors import DataError
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 HUB = "zalando-datasets/fashion_mnist"
-TEST_EVERY = 5  # of each class, in the package's order, every fifth image is a test image
 DIGITS = tuple(str(i) for i in range(10))
 ANIMALS = (
     *("Bear", "Bird", "Cat", "Cow", "Dog"),

@@ -14,7 +14,7 @@ from fedgist.data.images import Array, Encoded, convert, stack, warn_near_black
 from fedgist.errors import ConfigError, DataError, did_you_mean
 from fedgist.types import Images, Task
 
-__all__ = ["SPLITS", "Records", "Source", "group_ids", "one_test_split"]
+__all__ = ["SPLITS", "TEST_EVERY", "Records", "Source", "group_ids", "one_test_split"]
 
 SPLITS = {  # names seen in the wild -> ours
     "train": "train",
@@ -26,6 +26,7 @@ SPLITS = {  # names seen in the wild -> ours
     "testing": "test",
 }
 ORDER = ("train", "val", "test")
+TEST_EVERY = 5  # sets without a split: of each class, in order, every fifth is a test image
 
 T = TypeVar("T")
 

@@ -154,9 +154,16 @@ class Encoder(ABC):
         channels), which an encoder may use to save work as long as the codes are the same.
         """
 
-    @abstractmethod
     def decode(self, z: Tensor) -> Tensor:
-        """Map ``[b, dim]`` to float32 ``[b, 3, size, size]`` in [0, 1]."""
+        """Map ``[b, dim]`` to float32 ``[b, 3, size, size]`` in [0, 1].
+
+        Raises:
+            EncoderError: it is no codec; codecs override this.
+        """
+        raise EncoderError(
+            f"an encoder that decodes must be a codec. Got '{self.name}', which must not be asked "
+            "to decode: take a codec to decode, such as 'pca'"
+        )
 
     def encode_task(self, x: Tensor) -> Tensor:
         """Encode images in the task's format: float32 ``[b, c, h, w]``, any b up to `BATCH`.

@@ -180,10 +180,6 @@ class EfficientNetEncoder(Encoder):
         """Map float32 ``[b, 3, 64, 64]`` in [0, 1] to float64 ``[b, dim]``."""
         return self._project(self._net(x))
 
-    def decode(self, z: Tensor) -> Tensor:
-        """Raise `EncoderError`: features cannot be turned back into images."""
-        raise EncoderError(f"an encoder that decodes must be a codec. Got '{self.name}': use 'pca'")
-
 
 def _network() -> _Lite0:
     """Read the pinned weights; nothing in their file is executed."""

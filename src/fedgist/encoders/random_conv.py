@@ -124,10 +124,6 @@ class RandomConv(Encoder):
             z = self.embed((x[:, :1] if grey else x).contiguous())
         return z.flatten(1).to(torch.float64)
 
-    def decode(self, z: Tensor) -> Tensor:
-        """Raise: random features have no decoder."""
-        raise EncoderError(f"an encoder must be a codec to decode. Got '{self.name}'")
-
     def _one(self, x: Tensor, t: int) -> Tensor:
         centred = _maps(x, self._weights[t]) - self._centre(t)
         return F.normalize(centred, dim=1) / math.sqrt(self.nets)

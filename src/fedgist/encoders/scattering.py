@@ -174,13 +174,6 @@ class ScatteringEncoder(Encoder):
         grey = x.stride(1) == 0  # one channel seen three times
         return self._project(features(x[:, :1] if grey else luminance(x), self._scale))
 
-    def decode(self, z: Tensor) -> Tensor:
-        """Refuse: scattering averages away what a picture needs."""
-        raise EncoderError(
-            f"encoder '{self.name}' must not be asked to decode. Got codes {list(z.shape)}: take a "
-            "codec such as 'pca'"
-        )
-
 
 def luminance(x: Tensor) -> Tensor:
     """Map float32 ``[b, 3, h, w]`` on the grid k/65535 to ``[b, 1, h, w]``.
