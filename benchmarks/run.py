@@ -35,9 +35,9 @@ from fedgist.experiment import execute
 from fedgist.privacy.client import Client
 from fedgist.privacy.noise import SeededNoise
 from fedgist.report.record import read_json, to_json, versions, write_whole
-from fedgist.run import generator
+from fedgist.run import drive
 from fedgist.setup import open_exchange, open_sites, prepare_run, test_images
-from fedgist.types import BATCH, Merged, MomentsQuery, Query, State, blocks_of, prefixed
+from fedgist.types import BATCH, Merged, MomentsQuery, Round, Tensors
 
 QUICK = [
     "data.source=fashion-mini",
@@ -123,50 +123,49 @@ class Sums:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, dict[str, torch.Tensor]] = {}
+        self._kept: dict[str, Tensors] = {}
 
     def report(self, run: Run) -> dict[str, Any]:
         """Run one case from kept sums; return the parts of a report that `pick` wants."""
         made = prepare_run(run)
         sites = open_sites(made)
-        exchange = open_exchange(made, sites, observe=True)
-        rnd = made.plan.rounds[0]
-        exact = {}
-        # What the sums depend on besides the query: the encoders, how codes are prepared, the data,
-        # and the seed where it chooses images.
+        local = open_exchange(made, sites, observe=True)
+        (rnd,) = made.plan.rounds
+        # What the sums depend on besides the queries: the encoders, how codes are prepared, the
+        # data, and the seed where it chooses images.
         sources = [run.data, {k: v for k, v in run.method.items() if k not in SERVER}]
         if run.data.limit is not None or run.data.participation < 1:
             sources.append(run.seed)
-
-        def key_of(query: Query) -> str:
-            return repr((replace(query, scale=1.0), sources))
-
-        for query in rnd.queries:
-            key = key_of(query)
-            if key not in self._kept:
-                say(f"summing {key[:60]}...")
-                exchange.exact.clear()
-                exchange.round(0, rnd, {})
-                for q in rnd.queries:
-                    self._kept[key_of(q)] = blocks_of(q, dict(exchange.exact))
-            exact |= prefixed(query, self._kept[key])
+        key = repr(([replace(q, scale=1.0) for q in rnd.queries], sources))
+        if key not in self._kept:
+            say(f"summing {key[:60]}...")
+            local.round(0, rnd, {})
+            self._kept[key] = local.exact
+        local.exact = self._kept[key]
         started = time.perf_counter()
-        merged = Merged(exchange.noised(0, rnd, exact), made.plan.sigma, len(sites.names))
-        rng = generator(run.seed, "update", 0)
-        state = made.method.update(0, made.task, State(), merged, rng)
-        outcome = made.method.finish(made.task, state, generator(run.seed, "finish"))
+        outcome = drive(made.method, made.task, Kept(local), made.plan.rounds, run.seed)
         server = time.perf_counter() - started
-        exchange.exact = exact
-        bare = exact_outcome(made, exchange) if run.evaluation.ceiling else None
-        heads = score_heads(made, outcome, bare, sites, test_images(made))
+        bare = exact_outcome(made, local) if run.evaluation.ceiling else None
         return {
-            "heads": heads,
+            "heads": score_heads(made, outcome, bare, sites, test_images(made)),
             "claim": made.plan.claim.record(),
             "membership": None,
             "timings": {"server": server},
             "details": outcome.details,
             "bytes_up": made.plan.bytes_up,
         }
+
+
+class Kept:
+    """An exchange that adds noise to exact sums seen before, and visits nobody."""
+
+    def __init__(self, local: LocalExchange) -> None:
+        self._local = local
+
+    def round(self, r: int, rnd: Round, shared: Tensors) -> Merged:
+        """Return the noised sums."""
+        local = self._local
+        return Merged(local.noised(r, rnd, local.exact), local.sigma, len(local.sites))
 
 
 def pick(report: dict[str, Any]) -> dict[str, Any]:

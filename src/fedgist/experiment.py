@@ -90,9 +90,8 @@ def plan_record(run: Run) -> dict[str, Any]:
     moments = [q for q in queries if isinstance(q, MomentsQuery)]
     size = getattr(made.method, "class_size", None)
     signals = [
-        f"{q.name}: {text}" if q.name else text
+        (f"{q.name}: " if q.name else "") + expected_signal(q, made.plan.sigma, size)
         for q in moments
-        for text in (expected_signal(q, made.plan.sigma, size),)
     ]
     return {
         "title": made.title,

@@ -143,8 +143,9 @@ class LocalExchange:
             if isinstance(query, MomentsQuery):
                 exact = complete(query, exact)
             if self.sigma > 0:
-                options = {"parties": parties, "missing": missing}
-                drawn = noise_tensors(query, self.sigma, noise, exact, **options)
+                drawn = noise_tensors(
+                    query, self.sigma, noise, exact, parties=parties, missing=missing
+                )
                 exact = {k: v + drawn[k] for k, v in exact.items()}
             out |= prefixed(query, exact)
         return out

@@ -28,7 +28,7 @@ from fedgist.encoders.random_conv import RandomConv
 from fedgist.errors import ConfigError, DataError
 from fedgist.types import Images, SumQuery
 
-__all__ = ["Matched", "Matching", "NetMeans", "match", "net_means"]
+__all__ = ["Matched", "Matching", "NetMeans", "match", "net_means", "ranks"]
 
 DECAY = (0.9, 0.99)  # of Adam's moments; the second is one number per image
 SPREAD = 0.1  # part of the prior that expects a residual in every direction alike
@@ -261,8 +261,14 @@ class _Filter:
 
 def _groups(labels: Tensor, size: int) -> list[Tensor]:
     """Return rows of each group: of every class the first ``size`` images, the next, and so on."""
-    place = torch.empty_like(labels)
+    group = ranks(labels) // size
+    return [(group == g).nonzero()[:, 0] for g in range(int(group.max()) + 1)]
+
+
+def ranks(labels: Tensor) -> Tensor:
+    """Return int64 ``[n]``: how many earlier images have the same label."""
+    out = torch.empty_like(labels)
     for c in range(int(labels.max()) + 1):
         rows = (labels == c).nonzero()[:, 0]
-        place[rows] = torch.arange(len(rows)) // size
-    return [(place == g).nonzero()[:, 0] for g in range(int(place.max()) + 1)]
+        out[rows] = torch.arange(len(rows))
+    return out

@@ -21,7 +21,7 @@ from fedgist.heads.estimate import (
     spectra,
 )
 from fedgist.heads.linear import CodeClassifier, lda, qda, ridge
-from fedgist.heads.match import match, net_means
+from fedgist.heads.match import match, net_means, ranks
 from fedgist.heads.shrinkage import clamp_eigenvalues
 from fedgist.train import train
 from fedgist.types import (
@@ -197,10 +197,7 @@ class Builder:
 
 def _ranked(labels: Tensor, low: int, high: int) -> Tensor:
     """Return the rows whose place within their class is in low .. high - 1, in order."""
-    place = torch.empty_like(labels)
-    for c in range(int(labels.max()) + 1):
-        rows = (labels == c).nonzero()[:, 0]
-        place[rows] = torch.arange(len(rows))
+    place = ranks(labels)
     return ((place >= low) & (place < high)).nonzero()[:, 0]
 
 
