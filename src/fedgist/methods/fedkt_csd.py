@@ -208,17 +208,7 @@ class FedKTCSD(Method):
 
     def plan(self, task: Task) -> Sequence[Round]:
         """One sum round: one joint query for each view."""
-        queries: list[Query] = []
-        total = sum(self._share(v) for v in self.views)
-        for view in self.views:
-            scale = math.sqrt(total / self._share(view))
-            name = view if len(self.views) > 1 else ""
-            if view == "match":
-                shape = (len(task.classes), self.nets, self.networks.features)
-                queries.append(SumQuery(1.0, 4096, scale, per_class=True, name=name, shape=shape))
-            else:
-                queries.append(self._moments(view, task, scale, name))
-        return [Round("sum", tuple(queries))]
+        return [Round("sum", tuple(self._queries(task).values()))]
 
     def start(self, task: Task, rng: torch.Generator) -> State:
         """Nothing to broadcast: the encoders are named in the task."""
@@ -229,7 +219,7 @@ class FedKTCSD(Method):
     ) -> Gist:
         """One forward pass for each view: counts, sums and second moments of clipped codes."""
         answers = []
-        for view, query in zip(self.views, self.plan(task)[0].queries, strict=True):
+        for view, query in self._queries(task).items():
             if isinstance(query, SumQuery):
                 answers.append(client.sum(lambda x, y: {"rows": self.networks.rows(x)}, query))
             else:
@@ -238,13 +228,10 @@ class FedKTCSD(Method):
 
     def records(self, task: Task) -> list[tuple[Query, Callable[[Tensor], Tensor]]]:
         """Return each query with what it makes of images: float64 rows, not yet clipped."""
-        out: list[tuple[Query, Callable[[Tensor], Tensor]]] = []
-        for view, query in zip(self.views, self.plan(task)[0].queries, strict=True):
-            if view == "match":
-                out.append((query, lambda x: self.networks.rows(x).flatten(1).to(torch.float64)))
-            else:
-                out.append((query, self._space(view).codes))
-        return out
+        return [
+            (query, self._embedded if view == "match" else self._space(view).codes)
+            for view, query in self._queries(task).items()
+        ]
 
     def update(
         self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator
@@ -262,16 +249,32 @@ class FedKTCSD(Method):
         return self._builder(task, exact).outcome(closed, rng) if closed else None
 
     def _builder(self, task: Task, merged: Merged) -> Builder:
-        queries: dict[str, Query] = dict(zip(self.views, self.plan(task)[0].queries, strict=True))
-        return Builder(self, task, merged, queries)
+        return Builder(self, task, merged, self._queries(task))
+
+    def _queries(self, task: Task) -> dict[str, Query]:
+        """Return what is asked of each view; together they have the whole budget."""
+        out: dict[str, Query] = {}
+        total = sum(self._share(v) for v in self.views)
+        for view in self.views:
+            scale = math.sqrt(total / self._share(view))
+            name = view if len(self.views) > 1 else ""
+            if view == "match":
+                shape = (len(task.classes), self.nets, self.networks.features)
+                out[view] = SumQuery(1.0, 4096, scale, per_class=True, name=name, shape=shape)
+            else:
+                out[view] = self._moments(view, task, scale, name)
+        return out
+
+    def _embedded(self, x: Tensor) -> Tensor:
+        return self.networks.rows(x).flatten(1).to(torch.float64)
 
     def _share(self, view: View) -> float:
         return self.budget[("codes", "features", "match").index(view)]
 
-    def _space(self, view: View) -> CodeSpace:
+    def _space(self, view: str) -> CodeSpace:
         return self.feature_space if view == "features" else self.space
 
-    def _moments(self, view: View, task: Task, scale: float, name: str) -> MomentsQuery:
+    def _moments(self, view: str, task: Task, scale: float, name: str) -> MomentsQuery:
         space = self._space(view)
         common: dict[str, Any] = {
             "clip": space.clip,
