@@ -185,7 +185,7 @@ def claim_of(
         adjacency=privacy.adjacency,
         trust=privacy.trust,
         noise_by=_noise_by(privacy, sigma),
-        mechanism=_mechanism(queries, basic),
+        mechanism=_mechanism(plan, basic),
         law=law,
         accountant="analytic Gaussian" if basic else "zCDP, tight conversion over all real orders",
         sigma=sigma,
@@ -225,9 +225,12 @@ def _noise_by(privacy: Privacy, sigma: float) -> str:
     }[privacy.trust]
 
 
-def _mechanism(queries: Sequence[object], basic: bool) -> str:
-    if not queries:
+def _mechanism(plan: Sequence[Round], basic: bool) -> str:
+    rounds = sum(bool(r.queries) for r in plan)
+    if not rounds:
         return "none"
     if basic:
         return "Gaussian mechanisms on mean and second moment, at (ε/2, δ/2) each, exact counts"
+    if rounds > 1:
+        return f"discrete Gaussian releases of clipped, quantised integer sums in {rounds} rounds"
     return "one joint discrete Gaussian release of clipped, quantised integer sums"
