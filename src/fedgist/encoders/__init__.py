@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # name -> codec file beside this module
-SHIPPED = {"pca": "pca128.safetensors"}
+SHIPPED = {"pca": "pca128.safetensors", "gist-ae": "gist_ae128.safetensors"}
 MEASURED = {
     "scattering": "scattering.safetensors",
     "efficientnet-lite0": "efficientnet_lite0.safetensors",

@@ -48,9 +48,9 @@ class Schedule:
         seed: of weights, order, augmentation and noise.
     """
 
-    images: int = 400_000
-    batch: int = 96
-    lr: float = 2e-3
+    images: int = 300_000
+    batch: int = 48
+    lr: float = 4e-3
     noise: float = 0.03
     average: float = 0.998
     seed: int = 0
@@ -89,14 +89,20 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonal(u: Tensor) -> Tensor:
-    """Return u with its singular values moved to about 1 (0.7 .. 1.2)."""
+    """Return u with its singular values moved to about 1 (0.7 .. 1.2).
+
+    Every iterate is p(u uᵀ) u for some polynomial p, so the iteration runs on the small square
+    matrices p and u uᵀ alone.
+    """
     if len(u) > u.shape[1]:
         return _orthogonal(u.T).T
     u = u / (u.norm() + 1e-12)
+    a = u @ u.T
+    p = eye = torch.eye(len(u), dtype=u.dtype)
     for _ in range(5):
-        a = u @ u.T
-        u = 3.4445 * u + (-4.7750 * a + 2.0315 * a @ a) @ u
-    return u
+        b = 3.4445 * eye + (2.0315 * a - 4.7750 * eye) @ a
+        p, a = b @ p, b @ a @ b  # they commute: all are polynomials in u uᵀ
+    return p @ u
 
 
 def train_codec(
