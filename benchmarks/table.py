@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sections import ROOT, cell, found, others, table
+
 from fedgist.report.record import read_json
 
-ROOT = Path(__file__).resolve().parents[1]
 HEADS = {
     "qda": "`qda`, quadratic discriminant",
     "lda": "`lda`, linear discriminant",
@@ -49,12 +50,6 @@ def main() -> None:
     (ROOT / "docs" / "results.md").write_text(text, encoding="utf-8")
 
 
-def found(name: str) -> dict[str, Any] | None:
-    """Return a committed result file, if it is there."""
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
-    return read_json(path) if path.is_file() else None
-
-
 def best_table() -> str:
     """Return the most accurate classifiers and synthetic sets of all result files."""
     lines = [
@@ -71,32 +66,6 @@ def best_table() -> str:
     return "\n".join(lines)
 
 
-def others() -> list[str]:
-    """Return the tables of the small sets and of the dimension, if they were run."""
-    parts = []
-    if (small := found("small_sets")) is not None:
-        parts += ["## Other sets", small_table(small)]
-    if (sweep := found("dimension_fashion")) is not None:
-        rows = [(row["name"], *(cell(row, head) for head in ("lda",))) for row in sweep["accuracy"]]
-        parts += ["## Accuracy against the dimension", table(("case", "lda"), rows)]
-    return parts
-
-
-def small_table(results: dict[str, Any]) -> str:
-    """One row a case, every head's accuracy; ceilings in brackets."""
-    heads = list(dict.fromkeys(h for row in results["accuracy"] for h in row["runs"][0]["heads"]))
-    rows = []
-    for row in results["accuracy"]:
-        cells = []
-        for head in heads:
-            text = cell(row, head)
-            if f"{head}_ceiling" in row["mean"]:
-                text += f" ({100 * row['mean'][f'{head}_ceiling']:.1f})"
-            cells.append(text)
-        rows.append((row["name"], *cells))
-    return table(("case (in brackets: no privacy)", *heads), rows)
-
-
 def accuracy(results: dict[str, Any]) -> str:
     """One row a head, one column a privacy level; mean ± standard deviation in percent."""
     cases = {row["name"]: row for row in results["accuracy"]}
@@ -107,13 +76,6 @@ def accuracy(results: dict[str, Any]) -> str:
         cells += [cell(cases.get(f"ε = {e}{suffix}"), name) for e in (10, 3, 1)]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def cell(row: dict[str, Any] | None, key: str) -> str:
-    """Return ``mean ± std`` or a dash."""
-    if row is None or key not in row["mean"]:
-        return "–"
-    return f"{100 * row['mean'][key]:.1f} ± {100 * row['std'][key]:.1f}"
 
 
 def page(r: dict[str, Any], best: str, main_table: str) -> str:
@@ -254,16 +216,6 @@ def membership(r: dict[str, Any]) -> str:
 def percent(value: float | None) -> str:
     """Return a share in percent or a dash."""
     return "–" if value is None else f"{100 * value:.1f} %"
-
-
-def table(head: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> str:
-    """Return a Markdown table."""
-    lines = ["| " + " | ".join(map(str, head)) + " |", "|" + "---|" * len(head)]
-    words = {True: "yes", False: "no"}
-    for row in rows:
-        cells = (words[v] if isinstance(v, bool) else str(v) for v in row)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
