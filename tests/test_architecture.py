@@ -18,15 +18,21 @@ LAYERS = [
     {"data", "encoders", "privacy"},
     {"method"},
     {"train", "heads", "methods"},
-    {"run", "config"},
+    {"run", "config", "agreement", "policy"},
     {"exchange", "audit", "report"},
     {"setup"},
     {"evaluation"},
-    {"experiment"},
+    {"experiment", "federation"},
+    {"doctor", "flower_app"},
     {"summary", "cli", "__main__"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-ONLY = {"dp_accounting": "privacy/accounting.py", "opendp": "privacy/noise.py"}
+ONLY = {
+    "dp_accounting": "privacy/accounting.py",
+    "opendp": "privacy/noise.py",
+    "flwr": "exchange/flower.py",
+    "sqlite3": "privacy/ledger.py",
+}
 
 
 def part_of(path: Path) -> str:

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -20,14 +20,31 @@ from fedgist.errors import ConfigError, did_you_mean
 from fedgist.method import Method, method_class
 from fedgist.privacy.claim import Privacy
 
-__all__ = ["Data", "Evaluation", "Run", "TaskOptions", "dumps", "load", "make_method"]
+__all__ = [
+    "Data",
+    "Evaluation",
+    "Run",
+    "Strict",
+    "TaskOptions",
+    "dumps",
+    "load",
+    "make_method",
+    "plain_toml",
+    "read_strict",
+    "settings",
+    "validated",
+]
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A table whose keys are all known."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Data(_Strict):
+class Data(Strict):
     """Where the images are and how a simulation deals them out."""
 
     source: str = "fashion-mini"
@@ -44,7 +61,7 @@ class Data(_Strict):
     """Use only this many images of the source (the first after a seeded shuffle)."""
 
 
-class TaskOptions(_Strict):
+class TaskOptions(Strict):
     """What the sites agree on; None takes the source's own."""
 
     name: str | None = None
@@ -55,7 +72,7 @@ class TaskOptions(_Strict):
     max_images: int | None = None
 
 
-class Evaluation(_Strict):
+class Evaluation(Strict):
     """What is measured after the run; a real federation has no such data in one place."""
 
     ceiling: bool = True
@@ -68,7 +85,7 @@ class Evaluation(_Strict):
     """Fine-tune the network at every client; report local accuracy before and after."""
 
 
-class Run(_Strict):
+class Run(Strict):
     """Everything that decides a run's result."""
 
     seed: int = Field(default=0, ge=0)
@@ -85,14 +102,7 @@ def load(path: str | os.PathLike[str] | None = None, sets: Iterable[str] = ()) -
     Raises:
         ConfigError: unreadable file, unknown key, wrong type or value; the message names the key.
     """
-    raw: dict[str, Any] = {}
-    if path is not None:
-        try:
-            raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as e:
-            raise ConfigError(f"config must be a readable file. Got {path} ({e.strerror})") from e
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-            raise ConfigError(f"config must be valid TOML. Got {path}: {e}") from e
+    raw = {} if path is None else _toml(Path(path), "config")
     for item in sets:
         _assign(raw, item)
     if isinstance(raw.get("method"), str):
@@ -103,6 +113,14 @@ def load(path: str | os.PathLike[str] | None = None, sets: Iterable[str] = ()) -
         raise ConfigError(_first(e, "", raw)) from None
     method = make_method(run)
     return run.model_copy(update={"method": {"name": _name(run)} | _plain(method)})
+
+
+def settings(sets: Iterable[str]) -> dict[str, Any]:
+    """Return ``key=value`` settings as tables."""
+    raw: dict[str, Any] = {}
+    for item in sets:
+        _assign(raw, item)
+    return raw
 
 
 def make_method(run: Run) -> Method:
@@ -116,9 +134,36 @@ def make_method(run: Run) -> Method:
     return method
 
 
+def read_strict(path: Path, kind: type[Model], what: str) -> Model:
+    """Read a TOML file into a model.
+
+    Raises:
+        ConfigError: unreadable, an unknown key, a wrong value; the message names file and key.
+    """
+    return validated(kind, _toml(path, what), str(path))
+
+
+def validated(kind: type[Model], raw: Mapping[str, Any], where: str) -> Model:
+    """Build a model; ConfigError names ``where`` and the key that is wrong."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as e:
+        # an unknown key is often the one that another is missing for
+        first = min(e.errors(), key=lambda error: error["type"] != "extra_forbidden")
+        key = ".".join(str(p) for p in first["loc"])
+        if first["type"] == "extra_forbidden":
+            hint = did_you_mean(key, kind.model_fields)
+            raise ConfigError(f"{where}: unknown key {key}.{hint}") from None
+        if first["type"] == "missing":
+            raise ConfigError(f"{where}: {key} must be there. Got none") from None
+        raise ConfigError(
+            f"{where}: {key} is wrong: {first['msg']}. Got {first.get('input')!r}"
+        ) from None
+
+
 def dumps(run: Run) -> str:
     """Return the run as TOML that `load` reads back to an equal run."""
-    return tomli_w.dumps(_without_none(run.model_dump(mode="python")))
+    return tomli_w.dumps(plain_toml(run.model_dump(mode="python")))
 
 
 def _name(run: Run) -> str:
@@ -195,11 +240,21 @@ def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def _without_none(value: Any) -> Any:
+def plain_toml(value: Any) -> Any:
+    """Turn dataclasses and tuples into tables and lists; leave out what is None."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
+        return {k: plain_toml(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
-        return [_without_none(v) for v in value]
+        return [plain_toml(v) for v in value]
     return value
+
+
+def _toml(path: Path, what: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"{what} must be a readable file. Got {path} ({e.strerror})") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{what} must be valid TOML. Got {path}: {e}") from e

@@ -7,6 +7,7 @@
     ├── DataError                a file, a folder or an image cannot be used        (exit 2)
     ├── EncoderError             an encoder is missing, altered or unusable codes    (exit 2)
     ├── MissingExtra             an optional package is not installed               (exit 2)
+    ├── ProtocolError            a message, key or stage of an exchange is wrong    (exit 2)
     └── PrivacyError             something would leave that must not                (exit 2)
         └── UnplannedQuery       a method asked a client for more than its plan states
 
@@ -25,6 +26,7 @@ __all__ = [
     "FedGistError",
     "MissingExtra",
     "PrivacyError",
+    "ProtocolError",
     "UnplannedQuery",
     "did_you_mean",
 ]
@@ -51,6 +53,10 @@ class MissingExtra(FedGistError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} must be installed. Run: pip install 'fedgist[{extra}]'")
+
+
+class ProtocolError(FedGistError):
+    """A message, a key or a stage of an exchange is not what the task allows."""
 
 
 class PrivacyError(FedGistError):

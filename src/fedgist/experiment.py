@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,14 +9,11 @@ from typing import Any
 
 import fedgist
 from fedgist.config import Run, dumps
-from fedgist.errors import ConfigError
 from fedgist.evaluation import attack_rows, exact_outcome, score_heads
 from fedgist.exchange.local import LocalExchange
 from fedgist.progress import Progress, by_client
-from fedgist.report.export import save_classifier, write_synthetic
-from fedgist.report.figures import samples_png
-from fedgist.report.page import write_page
-from fedgist.report.record import versions, write_json, write_whole
+from fedgist.report.folder import Clock, claim_folder, file_row, write_outcome, write_report
+from fedgist.report.record import versions, write_whole
 from fedgist.run import drive
 from fedgist.setup import (
     Prepared,
@@ -49,12 +43,12 @@ def execute(run: Run, folder: Path | None = None, progress: Progress | None = No
     Raises:
         FedGistError: with one line that names what is wrong. What was written stays readable.
     """
-    tell = progress or Progress()
-    clock = _Clock()
+    tell, config = progress or Progress(), "run.toml"
+    clock = Clock()
     made = prepare_run(run)
     if folder is not None:
-        _claim_folder(folder)
-        write_whole(folder / "run.toml", dumps(run).encode())
+        claim_folder(folder)
+        write_whole(folder / config, dumps(run).encode())
     tell.stage("load")
     sites, test = open_sites(made), test_images(made)
     clock.lap("load")
@@ -62,10 +56,14 @@ def execute(run: Run, folder: Path | None = None, progress: Progress | None = No
     exchange = open_exchange(made, sites, observe=observe, progress=tell)
     outcome = drive(made.method, made.task, exchange, made.plan.rounds, run.seed, tell)
     clock.lap("protocol")
-    files = [] if folder is None else _write_outcome(outcome, folder, made)
+    files = (
+        []
+        if folder is None
+        else write_outcome(outcome, folder, made.task, made.plan.claim, made.title)
+    )
     if folder is not None and sites.split is not None:
         sites.split.save(folder / "partition.npz")
-        files.append(_file(folder / "partition.npz", "which image went to which client"))
+        files.append(file_row(folder / "partition.npz", "which image went to which client"))
     clock.lap("write")
     tell.stage("evaluate")
     exact = exact_outcome(made, exchange)
@@ -79,7 +77,7 @@ def execute(run: Run, folder: Path | None = None, progress: Progress | None = No
     report |= {"heads": heads, "membership": membership, "timings": clock.laps, "files": files}
     if folder is not None:
         tell.stage("report")
-        _write_report(report, outcome, folder)
+        write_report(report, outcome, folder, config)
     return Result(report, outcome)
 
 
@@ -98,7 +96,7 @@ def plan_record(run: Run) -> dict[str, Any]:
         "config": run.model_dump(),
         "task": asdict(made.task),
         "rounds": len(made.plan.rounds),
-        "left": blocks(made),
+        "left": blocks(made.plan, made.task, made.run.privacy),
         "claim": made.plan.claim.record(),
         "bytes_up": made.plan.bytes_up,
         "radius": moments[0].clip if moments else None,
@@ -145,7 +143,7 @@ def _report(
         "config": made.run.model_dump(),
         "task": asdict(made.task),
         "claim": made.plan.claim.record(),
-        "left": blocks(made),
+        "left": blocks(made.plan, made.task, made.run.privacy),
         "bytes_up": max((v.bytes_up for v in visits), default=0),
         "bytes_down": max((v.bytes_down for v in visits), default=0),
         "clients": [asdict(v) for v in visits],
@@ -164,66 +162,3 @@ def _add_exact_spectrum(details: dict[str, Any], exact: Outcome) -> None:
     seen, true = details.get("spectra"), exact.details.get("spectra")
     if seen and true and seen["class"] == true["class"]:
         details["spectra"] = seen | {"exact": true["released"]}
-
-
-def _write_outcome(outcome: Outcome, folder: Path, made: Prepared) -> list[dict[str, Any]]:
-    """Write classifiers and images as soon as they exist: nothing computed is lost later."""
-    files: list[dict[str, Any]] = []
-    extra = {
-        "claim": made.plan.claim.line(),
-        "title": made.title,
-        "task": json.dumps(asdict(made.task), ensure_ascii=False),
-    }
-    stale = set(folder.glob("classifier*.safetensors"))
-    for i, (name, classifier) in enumerate(outcome.classifiers.items()):
-        path = folder / ("classifier.safetensors" if i == 0 else f"classifier-{name}.safetensors")
-        stale.discard(path)
-        save_classifier(classifier, path, extra | {"head": name})
-        files.append(_file(path, f"classifier '{name}'" + (", the first asked for" * (i == 0))))
-    for path in stale:  # of an earlier run with other heads: it would pass for this run's
-        path.unlink()
-    if outcome.synthetic is not None:
-        files += write_synthetic(outcome.synthetic, folder, made.plan.claim.record(), made.title)
-        samples_png(outcome.synthetic, folder / "samples.png")
-        files.append(_file(folder / "samples.png", "a look at the synthetic images"))
-    return files
-
-
-def _write_report(report: dict[str, Any], outcome: Outcome, folder: Path) -> None:
-    page, record = folder / "report.html", folder / "report.json"
-    report["files"] += [
-        _file(folder / "run.toml", "the resolved configuration; `fedgist run` takes it"),
-        {"path": record.name, "what": "everything measured", "bytes": None},
-        {"path": page.name, "what": "the same, to read", "bytes": None},
-    ]
-    write_json(record, report)
-    write_page(report, outcome.synthetic, page)
-
-
-def _file(path: Path, what: str) -> dict[str, Any]:
-    return {"path": path.name, "what": what, "bytes": path.stat().st_size}
-
-
-def _claim_folder(folder: Path) -> None:
-    """Make sure that results can be written before minutes are spent on them."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as e:
-        raise ConfigError(f"--out must be a writable folder. Got {folder} ({e.strerror})") from e
-
-
-class _Clock:
-    """Seconds by stage, and in all."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {"total": 0.0}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
-        self.laps["total"] += now - self._last
-        self._last = now

@@ -31,6 +31,10 @@ class Method(ABC):
     def plan(self, task: Task) -> Sequence[Round]:
         """Declare every round and every noisy query, from public facts alone."""
 
+    def encoders(self) -> tuple[str, ...]:
+        """Name the frozen encoders that clients use: the task pins the hash of each."""
+        return ()
+
     @abstractmethod
     def start(self, task: Task, rng: torch.Generator) -> State:
         """Return the server's first state."""

@@ -10,11 +10,11 @@ __all__ = ["Progress", "Visit", "by_client"]
 
 @dataclass(frozen=True)
 class Visit:
-    """What one client's part of a round took."""
+    """What one client's part of a round took; None where only the client knows."""
 
     client: str
-    images: int
-    seconds: float
+    images: int | None
+    seconds: float | None
     bytes_up: int
     bytes_down: int
     note: str | None = None
@@ -27,12 +27,16 @@ def by_client(visits: Iterable[Visit]) -> list[Visit]:
         if (seen := out.get(v.client)) is not None:
             v = replace(
                 v,
-                seconds=seen.seconds + v.seconds,
+                seconds=_both(seen.seconds, v.seconds),
                 bytes_up=seen.bytes_up + v.bytes_up,
                 bytes_down=seen.bytes_down + v.bytes_down,
             )
         out[v.client] = v
     return list(out.values())
+
+
+def _both(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b
 
 
 class Progress:

@@ -51,12 +51,27 @@ class Plan:
     bytes_up: int | None
 
 
-def plan_of(method: Method, task: Task, privacy: Privacy) -> Plan:
-    """Plan a run: rounds, noise, claim and bytes, from public facts alone."""
+def plan_of(
+    method: Method,
+    task: Task,
+    privacy: Privacy,
+    *,
+    secure: bool = False,
+    notes: Sequence[str] = (),
+) -> Plan:
+    """Plan a run: rounds, noise, claim and bytes, from public facts alone.
+
+    Args:
+        method: what is to be done.
+        task: with what.
+        privacy: under which terms.
+        secure: sums over clients go through a secure sum.
+        notes: what the claim's reader must know besides.
+    """
     rounds = tuple(method.plan(task))
     sigma = calibrate(rounds, privacy)
     track = str(getattr(method, "track", "no public data"))
-    claim = claim_of(rounds, privacy, sigma, track=track)
+    claim = claim_of(rounds, privacy, sigma, track=track, secure=secure, notes=notes)
     up = [upload_bytes(r, task, privacy, sigma) for r in rounds]
     return Plan(rounds, sigma, claim, None if None in up else sum(b for b in up if b is not None))
 

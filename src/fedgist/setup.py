@@ -14,6 +14,7 @@ from fedgist.config import Run, make_method
 from fedgist.data import Partition, Source, open_source, partition
 from fedgist.exchange.local import LocalExchange
 from fedgist.method import Method
+from fedgist.privacy.claim import Privacy
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import bit_widths, packed_bytes
 from fedgist.progress import Progress
@@ -123,14 +124,14 @@ def test_images(made: Prepared) -> Images | None:
     return made.source.images("test", made.task) if "test" in made.source.splits else None
 
 
-def blocks(made: Prepared) -> list[dict[str, Any]]:
+def blocks(plan: Plan, task: Task, privacy: Privacy) -> list[dict[str, Any]]:
     """List what leaves each client: view, block, shape, bits, bytes, noise in grid units."""
     rows = []
-    sigma = made.plan.sigma
-    noised = made.run.privacy.trust != "central" and sigma > 0
-    for r, query in ((r, q) for r, rnd in enumerate(made.plan.rounds) for q in rnd.queries):
+    sigma = plan.sigma
+    noised = privacy.trust != "central" and sigma > 0
+    for r, query in ((r, q) for r, rnd in enumerate(plan.rounds) for q in rnd.queries):
         scales = noise_scales(query, sigma) if sigma > 0 else {}
-        widths = bit_widths(query, made.task.max_images, scales if noised else None)
+        widths = bit_widths(query, task.max_images, scales if noised else None)
         for name, shape in query.shapes(noised=noised).items():
             n = math.prod(shape)
             rows.append(

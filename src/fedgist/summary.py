@@ -11,7 +11,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["print_names", "print_plan", "print_record", "print_result", "print_scores"]
+__all__ = [
+    "print_checks",
+    "print_ledger",
+    "print_names",
+    "print_plan",
+    "print_record",
+    "print_result",
+    "print_scores",
+    "print_task",
+]
 
 HEAD_NAMES = {
     "qda": "quadratic discriminant, codec",
@@ -40,20 +49,7 @@ def print_plan(record: Mapping[str, Any]) -> None:
     """Print what is known before any image is read."""
     out = Console(highlight=False, soft_wrap=True)
     out.print(f"\n[bold]Plan: {record['title']}[/bold] (no image has been read)")
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("round", "block", "shape", "bits", "bytes", "noise (std, grid units)"):
-        table.add_column(name, justify="left" if name in ("block", "shape") else "right")
-    for b in record["left"]:
-        shape = " x ".join(str(n) for n in b["shape"])
-        table.add_row(
-            str(b["round"]),
-            f"{b['view']} {b['block']}".strip(),
-            shape,
-            str(b["bits"]),
-            f"{b['bytes']:,}",
-            _noise(b["noise"]),
-        )
-    out.print(table)
+    out.print(_blocks_table(record["left"]))
     claim = record["claim"]
     facts = [
         ("privacy", claim["line"]),
@@ -67,6 +63,61 @@ def print_plan(record: Mapping[str, Any]) -> None:
     out.print(_facts_table(facts))
     for note in claim["notes"]:
         out.print(f"[yellow]note[/yellow] {note}")
+
+
+def print_task(record: Mapping[str, Any]) -> None:
+    """Print what a task asks of a site."""
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(f"\n[bold]Task: {record['title']}[/bold] (no image has been read)")
+    out.print(f"hash [bold]{record['hash']}[/bold]")
+    out.print(_blocks_table(record["left"]))
+    claim, terms, n = record["claim"], record["exchange"], len(record["sites"])
+    summed = "the coordinator sees their total only" if record["secure_sum"] else "no"
+    facts = [
+        ("privacy", claim["line"]),
+        ("odds", claim["odds"]),
+        ("mechanism", f"{claim['mechanism']}; σ = {claim['sigma']:.4f}; {claim['accountant']}"),
+        ("classes", ", ".join(record["task"]["classes"])),
+        ("method", f"{record['method']}, {record['rounds']} round(s)"),
+        ("encoders", "\n".join(f"{k} {v[:16]}" for k, v in record["encoders"].items())),
+        ("upload per site", _size(record["bytes_up"])),
+        ("secure sum", summed),
+        ("sites", f"{n}; quorum {terms['quorum']}, threshold {terms['threshold']}"),
+        ("deadline", f"{terms['deadline'] or 'none'}; a step waits {terms['patience']:g} s"),
+        ("coordinator", _who(record["coordinator"])),
+        *[(f"site {i}", _who(s)) for i, s in enumerate(record["sites"])],
+    ]
+    out.print(_facts_table(facts))
+    for note in claim["notes"]:
+        out.print(f"[yellow]note[/yellow] {note}")
+
+
+def print_ledger(record: Mapping[str, Any]) -> None:
+    """Print every release of a holder's data and what they add up to."""
+    out = Console(highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, title=record["file"], title_justify="left")
+    for name in ("time (UTC)", "task", "method", "round", "ε alone", "of one", "images", "data"):
+        table.add_column(
+            name, justify="right" if name in ("round", "images", "ε alone") else "left"
+        )
+    for e in record["entries"]:
+        eps = "∞" if math.isinf(e["epsilon"]) else f"{e['epsilon']:.4g}"
+        cells = (e["time"][:16], e["name"], e["method"], str(e["round"]), eps, e["unit"])
+        table.add_row(*cells, f"{e['images']:,}", e["data"][:12])
+    out.print(table)
+    out.print(f"[bold]{record['line'].replace('= inf', '= ∞')}[/bold]")
+
+
+def print_checks(checks: Sequence[Mapping[str, str]]) -> None:
+    """Print what was examined, one line each, what is wrong with its remedy."""
+    out = Console(highlight=False, soft_wrap=True)
+    colours = {"good": "green", "bad": "red", "warning": "yellow"}
+    for c in checks:
+        mark = f"[{colours[c['state']]}]{c['state']:<8}[/]"
+        out.print(f"{mark}[bold]{c['what']:<12}[/] ", end="")
+        out.print(c["found"], markup=False)
+        if c["remedy"]:
+            out.print(" " * 21 + c["remedy"], markup=False)
 
 
 def print_scores(record: Mapping[str, Any]) -> None:
@@ -127,7 +178,7 @@ def _heads_table(heads: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def _result_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     claim, visits = report["claim"], report["clients"]
-    seconds = [v["seconds"] for v in visits] or [0.0]
+    seconds = [v["seconds"] for v in visits if v["seconds"] is not None]
     server = sum(report["details"].get("seconds", {}).values())
     eps = "∞ (no guarantee)" if math.isinf(claim["epsilon"]) else f"{claim['epsilon']:.4g}"
     unit = claim["unit"] + (f", at most {claim['records']} images" if claim["records"] > 1 else "")
@@ -138,9 +189,16 @@ def _result_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("public data", claim["track"]),
         ("odds", claim["odds"]),
         ("upload", f"{_size(report['bytes_up'])} per client, {len(visits)} clients"),
-        ("client time", f"{sum(seconds) / len(seconds):.2f} s mean, {max(seconds):.2f} s longest"),
+        *_client_time(seconds),
         ("server time", f"{server:.1f} s"),
     ]
+
+
+def _client_time(seconds: Sequence[float]) -> list[tuple[str, str]]:
+    if not seconds:
+        return []
+    text = f"{sum(seconds) / len(seconds):.2f} s mean, {max(seconds):.2f} s longest"
+    return [("client time", text)]
 
 
 def _facts_table(facts: Sequence[tuple[str, str]]) -> Table:
@@ -158,6 +216,27 @@ def _readings(claim: Mapping[str, Any]) -> str:
         if adjacency != claim["adjacency"]:
             parts.append(f"{adjacency} ε = {'∞' if math.isinf(eps) else f'{eps:.4g}'}")
     return "; ".join(parts)
+
+
+def _blocks_table(left: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("round", "block", "shape", "bits", "bytes", "noise (std, grid units)"):
+        table.add_column(name, justify="left" if name in ("block", "shape") else "right")
+    for b in left:
+        shape = " x ".join(str(n) for n in b["shape"])
+        table.add_row(
+            str(b["round"]),
+            f"{b['view']} {b['block']}".strip(),
+            shape,
+            str(b["bits"]),
+            f"{b['bytes']:,}",
+            _noise(b["noise"]),
+        )
+    return table
+
+
+def _who(party: Mapping[str, str]) -> str:
+    return f"{party['name']}  {party['fingerprint']}"
 
 
 def _noise(scales: Sequence[float] | None) -> str:

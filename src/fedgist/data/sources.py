@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 from fedgist.data.arrow import find_arrow, open_arrow
@@ -15,17 +17,22 @@ from fedgist.errors import DataError, did_you_mean
 
 __all__ = ["Records", "Source", "open_source"]
 
+SHARE = re.compile(r"(?P<where>.+)@(?P<part>\d+)/(?P<parts>\d+)")
+
 
 def open_source(where: str | Path) -> Source:
     """Open a named set (``fashion-mini``, ``fashion-mnist``, ``digits``, ``mnist-5k``) or a path.
 
     A path may be an ``.npz`` (MedMNIST, plain arrays, a synthetic set), a ``.parquet``, or a folder
     of IDX files, CIFAR batches, Hugging Face data or class folders of images. A name wins over a
-    folder of the same name; write ``./digits`` for the folder.
+    folder of the same name; write ``./digits`` for the folder. ``WHERE@2/3`` is the second third of
+    the training images (every third one): sites of a rehearsal.
 
     Raises:
         DataError: neither a name nor an existing path, or nothing usable in it.
     """
+    if isinstance(where, str) and (share := SHARE.fullmatch(where)) and not Path(where).exists():
+        return _share(open_source(share["where"]), int(share["part"]), int(share["parts"]))
     if isinstance(where, str) and where in NAMED:
         return NAMED[where]()
     path = Path(where).expanduser()
@@ -41,6 +48,21 @@ def open_source(where: str | Path) -> Source:
     raise DataError(
         f"data must be one of {list(NAMED)} or a file or folder that exists. Got '{where}'.{hint}"
     )
+
+
+def _share(source: Source, part: int, parts: int) -> Source:
+    """Return a source that holds one of several equal parts of the training images."""
+    if not 1 <= part <= parts:
+        raise DataError(f"a part must be one of 1 to {parts}. Got {part}")
+
+    def read(split: str) -> Records:
+        whole = source.read(split)
+        if split != "train":
+            return whole
+        groups = None if whole.groups is None else whole.groups[part - 1 :: parts]
+        return Records(whole.pixels[part - 1 :: parts], whole.labels[part - 1 :: parts], groups)
+
+    return replace(source, read=read)
 
 
 def _open_folder(path: Path) -> Source:

@@ -206,6 +206,11 @@ class FedKTCSD(Method):
         spaces = [self._space(v).encoder.track for v in self.views if v != "match"]
         return max(spaces, key=lambda t: order.index(t) if t in order else len(order))
 
+    def encoders(self) -> tuple[str, ...]:
+        """The codec and the features, whichever of them the views need."""
+        names = {"codes": self.encoder, "features": self.features}
+        return tuple(names[v] for v in self.views if v in names)
+
     def plan(self, task: Task) -> Sequence[Round]:
         """One sum round: one joint query for each view."""
         return [Round("sum", tuple(self._queries(task).values()))]

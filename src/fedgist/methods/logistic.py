@@ -40,6 +40,7 @@ class LogisticRegression(Method):
         steps: rounds of gradients after the round of moments.
         moments: share of the squared budget that the moments take; the gradients share the rest.
         shares: budget of (mean, pooled second moment, count) within the moments; they sum to 1.
+        count_weight: what a record adds to its class's count: finer noise for many noise shares.
         clip: L2 bound of one record's gradient.
         curvature: h: steps are gradients over h, in whitened units.
         floor: eigenvalues of the pooled covariance are raised to this many noise edges.
@@ -52,6 +53,7 @@ class LogisticRegression(Method):
     steps: int = 6
     moments: float = 0.5
     shares: tuple[float, float, float] = (0.40, 0.58, 0.02)
+    count_weight: int = 1
     clip: float = 0.3
     curvature: float = 0.04
     floor: float = 0.25
@@ -77,6 +79,10 @@ class LogisticRegression(Method):
         """Which public data the encoder has seen."""
         return self.space.encoder.track
 
+    def encoders(self) -> tuple[str, ...]:
+        """The features."""
+        return (self.features,)
+
     def plan(self, task: Task) -> Sequence[Round]:
         """One round of moments, ``steps`` rounds of gradients."""
         mean, pooled, count = self.shares
@@ -89,6 +95,7 @@ class LogisticRegression(Method):
             second=0.0,
             pooled=pooled,
             count=count,
+            count_weight=self.count_weight,
             levels=256,
             scale=1 / math.sqrt(self.moments),
         )

@@ -146,9 +146,15 @@ def calibrate(plan: Sequence[Round], privacy: Privacy) -> float:
 
 
 def claim_of(
-    plan: Sequence[Round], privacy: Privacy, sigma: float, *, track: str, notes: Sequence[str] = ()
+    plan: Sequence[Round],
+    privacy: Privacy,
+    sigma: float,
+    *,
+    track: str,
+    secure: bool = False,
+    notes: Sequence[str] = (),
 ) -> Claim:
-    """Work out what ``sigma`` really promises for ``plan``."""
+    """Work out what ``sigma`` really promises for ``plan``; ``secure``: under a secure sum."""
     queries = [q for r in plan for q in r.queries]
     basic = any(isinstance(q, MomentsQuery) and q.basic for q in queries)
     law: Law = "gaussian" if basic else LAW
@@ -170,7 +176,7 @@ def claim_of(
         notes.append(
             "a person is taken to have images at one client only: each client bounds its own"
         )
-    if privacy.trust == "distributed" and sigma > 0:
+    if privacy.trust == "distributed" and sigma > 0 and not secure:
         notes.append(
             "a noise share protects only inside a secure sum; the local exchange adds in the clear"
         )
@@ -184,7 +190,7 @@ def claim_of(
         records=privacy.records,
         adjacency=privacy.adjacency,
         trust=privacy.trust,
-        noise_by=_noise_by(privacy, sigma),
+        noise_by=_noise_by(privacy, sigma, secure),
         mechanism=_mechanism(plan, basic),
         law=law,
         accountant="analytic Gaussian" if basic else "zCDP, tight conversion over all real orders",
@@ -197,31 +203,45 @@ def claim_of(
     )
 
 
-def summed_sigma(privacy: Privacy, sigma: float, parties: int) -> float:
-    """Return the multiplier of the noise in a sum over ``parties`` clients.
+def summed_sigma(privacy: Privacy, sigma: float, parties: int, present: int | None = None) -> float:
+    """Return the multiplier of the noise in a sum over clients.
+
+    Args:
+        privacy: the terms.
+        sigma: the calibrated multiplier.
+        parties: clients that were invited.
+        present: those that are in the sum; None for all.
 
     Raises:
         ConfigError: more clients may be missing than there are.
+        PrivacyError: more are missing than the noise shares allow for.
     """
+    present = parties if present is None else present
     if privacy.trust == "local":
-        return sigma * math.sqrt(parties)
+        return sigma * math.sqrt(present)
     if privacy.trust == "distributed" and parties > 1:
         if privacy.missing >= parties:
             raise ConfigError(
                 f"privacy.missing must be below the number of clients, {parties}. "
                 f"Got {privacy.missing}"
             )
-        return sigma * math.sqrt(parties / (parties - privacy.missing))
+        if present < parties - privacy.missing:
+            raise PrivacyError(
+                f"the sum must hold at least {parties - privacy.missing} of {parties} noise "
+                f"shares. Got {present}: its noise would be too small, so it is thrown away"
+            )
+        return sigma * math.sqrt(present / (parties - privacy.missing))
     return sigma
 
 
-def _noise_by(privacy: Privacy, sigma: float) -> str:
+def _noise_by(privacy: Privacy, sigma: float, secure: bool) -> str:
     if sigma <= 0:
         return "nobody"
+    inside = ", inside a secure sum" if secure else ""
     return {
         "local": "each client, in full",
-        "central": "the server, which sees the exact sums",
-        "distributed": f"each client, a share (up to {privacy.missing} may be missing)",
+        "central": f"the server, which sees the exact {'total' if secure else 'sums'}",
+        "distributed": f"each client, a share (up to {privacy.missing} may be missing){inside}",
     }[privacy.trust]
 
 

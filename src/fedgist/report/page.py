@@ -163,9 +163,10 @@ def _personal(heads: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _clients(clients: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sum up the clients; those with a note come first in the table."""
-    spread = {}
+    spread: dict[str, tuple[Any, ...]] = {}
     for key in ("images", "seconds", "bytes_up"):
-        values = [c[key] for c in clients]
+        values = [c[key] for c in clients if c[key] is not None]
+        spread[key] = ()  # only the clients themselves know
         if values:
             spread[key] = (min(values), numbers.middle(values), max(values), sum(values))
     ordered = sorted(clients, key=lambda c: not c.get("note"))
@@ -241,8 +242,9 @@ def _stages(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     timings = {k: v for k, v in report["timings"].items() if k != "total"}
     total = report["timings"].get("total") or sum(timings.values()) or 1.0
     inner = dict(report["details"].get("seconds") or {})
-    if "clients" not in timings and report["clients"]:
-        inner = {"clients": sum(c["seconds"] for c in report["clients"])} | inner
+    seconds = [c["seconds"] for c in report["clients"]]
+    if "clients" not in timings and seconds and None not in seconds:
+        inner = {"clients": sum(seconds)} | inner
     parent = next((k for k in ("protocol", "server") if k in timings), None)
     rows = []
     for name, value in timings.items():

@@ -24,6 +24,7 @@ from fedgist.errors import ConfigError, DataError
 __all__ = ["read_json", "to_json", "versions", "write_json", "write_whole"]
 
 PACKAGES = (
+    "cryptography",
     "torch",
     "numpy",
     "scipy",

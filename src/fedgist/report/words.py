@@ -105,7 +105,7 @@ def lead(report: Mapping[str, Any], synthetic: int | None) -> str:
     clients = report["clients"]
     task = report["task"]
     n = len(clients)
-    images = sum(c["images"] for c in clients)
+    counts = [c["images"] for c in clients]
     statistics = bool(report["left"]) and {b["block"] for b in report["left"]} <= set(BLOCKS)
     what = "sums of numeric codes of its images, never an image" if statistics else "its gist"
     who = "One client" if n == 1 else f"{n:,} clients"
@@ -118,6 +118,9 @@ def lead(report: Mapping[str, Any], synthetic: int | None) -> str:
         made.append(f"{synthetic:,} synthetic images")
     end = f" From that the server made {' and '.join(made)}." if made else ""
     sent = f"{'It' if n == 1 else 'Each'} sent {what}: {size(report['bytes_up'])}."
+    if None in counts:  # in a real federation nobody but the clients knows
+        return f"{who} took part, with images of {len(task['classes'])} classes. {sent}{end}"
+    images = sum(counts)
     plural = "image" if images == 1 else "images"
     return f"{who} {hold} {images:,} {plural} of {len(task['classes'])} classes. {sent}{end}"
 
@@ -186,9 +189,11 @@ def _unprotected_by(claim: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _exact(report: Mapping[str, Any]) -> str:
     """Name the numbers in the report that no noise covers."""
     there = {
-        "images per client": bool(report["clients"]),
+        "images per client": any(c["images"] is not None for c in report["clients"]),
         "the partition": bool(report["partition"]),
-        "scores on real test images": bool(report["heads"]),
+        "scores on real test images": any(
+            h.get("accuracy") is not None for h in report["heads"].values()
+        ),
         "results without privacy": any(h.get("ceiling") for h in report["heads"].values()),
         "the exact spectrum": bool((report["details"].get("spectra") or {}).get("exact")),
         "attack scores": bool(report["membership"]),

@@ -1,39 +1,18 @@
-"""The command line: parses and calls, no logic.
-
-Results go to stdout, progress to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong use or bad
-input.
-"""
+"""Commands for one machine: simulate, plan, evaluate, encoders."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
-import fedgist
-from fedgist.errors import ConfigError, FedGistError
-from fedgist.progress import Progress, Visit
+from fedgist.cli.common import AsJson, Bars, Debug, Out, Sets, group, guarded, show
 
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="fedgist",
-    help="Learn from images that may not move: one upload, exact privacy, a classifier and images.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-encoders = typer.Typer(help="Frozen public encoders.", no_args_is_help=True)
-app.add_typer(encoders, name="encoder")
+__all__ = ["add_experiments"]
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file; all keys have defaults.")]
 Data = Annotated[str | None, typer.Option("--data", help="Named set, file or folder.")]
@@ -47,13 +26,20 @@ Heads = Annotated[
     list[str] | None, typer.Option("--head", help="lda, qda, ridge, decode, match; repeat.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the whole run.")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="Any key: --set privacy.delta=1e-6.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")]
 
 
-@app.command()
+def add_experiments(app: typer.Typer) -> None:
+    """Register the commands of this file."""
+    app.command()(run)
+    app.command()(plan)
+    app.command()(evaluate)
+    encoders = group("Frozen public encoders.")
+    encoders.command("list")(encoder_list)
+    encoders.command("info")(encoder_info)
+    encoders.command("train")(encoder_train)
+    app.add_typer(encoders, name="encoder")
+
+
 def run(
     config: Config = None,
     data: Data = None,
@@ -76,7 +62,7 @@ def run(
         from fedgist.summary import print_result
 
         resolved = load(config, _sets(data, method, clients, partition, epsilon, head, seed, set_))
-        with _Bars() as tell:
+        with Bars() as tell:
             result = execute(resolved, out, tell)
         if as_json:
             from fedgist.report.record import to_json
@@ -85,10 +71,9 @@ def run(
         else:
             print_result(result.report, out)
 
-    _guarded(body, debug)
+    guarded(body, debug)
 
 
-@app.command()
 def plan(
     config: Config = None,
     data: Data = None,
@@ -111,12 +96,11 @@ def plan(
 
         resolved = load(config, _sets(data, method, clients, partition, epsilon, head, seed, set_))
         record = plan_record(resolved)
-        _show(record, as_json, print_plan)
+        show(record, as_json, print_plan)
 
-    _guarded(body, debug)
+    guarded(body, debug)
 
 
-@app.command()
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="A folder that `fedgist run` wrote.")],
     test: Annotated[str, typer.Option("--test", help="Named set, file or folder of real images.")],
@@ -130,12 +114,11 @@ def evaluate(
         from fedgist.evaluation import evaluate_folder
         from fedgist.summary import print_scores
 
-        _show(evaluate_folder(folder, test, split), as_json, print_scores)
+        show(evaluate_folder(folder, test, split), as_json, print_scores)
 
-    _guarded(body, debug)
+    guarded(body, debug)
 
 
-@encoders.command("list")
 def encoder_list(as_json: AsJson = False, debug: Debug = False) -> None:
     """List the encoders that ship with FedGist or that it can load."""
 
@@ -143,12 +126,11 @@ def encoder_list(as_json: AsJson = False, debug: Debug = False) -> None:
         from fedgist.encoders import encoder_names
         from fedgist.summary import print_names
 
-        _show(encoder_names(), as_json, print_names)
+        show(encoder_names(), as_json, print_names)
 
-    _guarded(body, debug)
+    guarded(body, debug)
 
 
-@encoders.command("info")
 def encoder_info(
     name: Annotated[str, typer.Argument(help="Name, file or folder of an encoder.")],
     as_json: AsJson = False,
@@ -160,16 +142,15 @@ def encoder_info(
         from fedgist.encoders import encoder_info as info
         from fedgist.summary import print_record
 
-        _show(info(name), as_json, print_record)
+        show(info(name), as_json, print_record)
 
-    _guarded(body, debug)
+    guarded(body, debug)
 
 
-@encoders.command("train")
 def encoder_train(
     images: Annotated[Path, typer.Argument(help="Public images: a folder, or .npy [n,3,64,64].")],
     out: Annotated[Path, typer.Option("--out", help="The .safetensors file to write.")],
-    shown: Annotated[int, typer.Option("--shown", help="Images shown in all.")] = 400_000,
+    shown: Annotated[int, typer.Option("--shown", help="Images shown in all.")] = 300_000,
     held_out: Annotated[float, typer.Option("--held-out", help="Share that is measured.")] = 0.05,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the training.")] = 0,
     debug: Debug = False,
@@ -185,25 +166,7 @@ def encoder_train(
         codec = train_own(images, out, shown=shown, held_out=held_out, seed=seed, log=note)
         print(f"Written to {out} ({codec.digest[:12]}); use it with --set method.encoder={out}")
 
-    _guarded(body, debug)
-
-
-@app.callback(invoke_without_command=True)
-def version(
-    show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-) -> None:
-    """Handle options that need no command."""
-    if show:
-        print(fedgist.__version__)
-        raise typer.Exit
-
-
-def main() -> None:
-    """Entry point."""
-    # Threads that spin while they wait make a shared machine several times slower. Read by the
-    # OpenMP library when PyTorch loads it, which is later than here.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    app()
+    guarded(body, debug)
 
 
 def _sets(
@@ -230,65 +193,3 @@ def _sets(
         if value is not None:
             out.append(f"{key}={json.dumps(value) if isinstance(value, str | list) else value}")
     return out + list(sets or ())
-
-
-def _show(record: Any, as_json: bool, pretty: Callable[[Any], None]) -> None:
-    if as_json:
-        from fedgist.report.record import to_json
-
-        print(to_json(record))
-    else:
-        pretty(record)
-
-
-def _guarded(body: Callable[[], None], debug: bool) -> None:
-    """Turn our own errors into one line and exit code 2."""
-    try:
-        body()
-    except FedGistError as e:
-        if debug:
-            raise
-        label = "error" if not isinstance(e, ConfigError) else "configuration"
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"fedgist: {label}: {e}", style="red", markup=False
-        )
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        print("fedgist: stopped; files that were written are whole", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-class _Bars(Progress):
-    """Shows stages, clients and training steps on stderr."""
-
-    def __init__(self) -> None:
-        self._bar = Bar(
-            TextColumn("[bold]{task.description:<14}"),
-            BarColumn(32),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=Console(stderr=True),
-        )
-        self._task: Any = None
-
-    def __enter__(self) -> _Bars:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._finish()
-        self._bar.stop()
-
-    def stage(self, text: str) -> None:
-        self._finish()
-        self._task = self._bar.add_task(text, total=None, note="")
-
-    def client(self, done: int, total: int, visit: Visit) -> None:
-        note = f"{visit.bytes_up / 1024:.0f} KiB each, {visit.seconds:.2f} s"
-        self._bar.update(self._task, completed=done, total=total, note=note)
-
-    def _finish(self) -> None:
-        if self._task is not None:
-            task = self._bar.tasks[self._task]
-            self._bar.update(self._task, completed=task.total or 1, total=task.total or 1)

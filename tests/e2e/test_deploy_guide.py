@@ -1,0 +1,65 @@
+"""The deploy guide: its commands, run word for word."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUIDE = Path(__file__).parents[2] / "docs" / "deploy.md"
+
+
+def commands(heading: str) -> str:
+    """Return the shell blocks of one section of the guide."""
+    section = GUIDE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return "\n".join(re.findall(r"```bash\n(.*?)```", section, re.S))
+
+
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    bin_ = Path(sys.executable).parent
+    env = os.environ | {
+        "PATH": f"{bin_}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.mark.slow
+def test_three_sites_by_a_shared_folder_then_one_file_per_site(tmp_path):
+    done = run(commands("Three sites, a shared folder"), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "result" / "report.json").read_text())
+    assert report["simulation"] is False
+    assert [c["client"] for c in report["clients"]] == ["north", "south", "west"]
+    assert report["claim"]["epsilon"] == pytest.approx(3)
+    assert "inside a secure sum" in report["claim"]["noise_by"]
+    assert report["claim"]["seeded"] is False
+    assert report["heads"]["lda"]["accuracy"] > 0.7
+    assert (tmp_path / "result" / "classifier.safetensors").is_file()
+    assert "finished with 3 of 3 sites" in done.stdout
+    assert "1 releases of 1 data sets" in done.stdout or "1 release of 1" in done.stdout
+    page = (tmp_path / "result" / "report.html").read_text()
+    assert "3 clients took part" in page and "A simulation" not in page
+
+    done = run(commands("One file per site"), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "combined" / "report.json").read_text())
+    assert report["claim"]["trust"] == "local"
+    assert (tmp_path / "combined" / "classifier.safetensors").is_file()
+    ledger = run("fedgist ledger show --json --ledger north/ledger.sqlite", tmp_path)
+    entries = json.loads(ledger.stdout)["entries"]
+    assert [e["name"] for e in entries] == ["clothes", "fashion-mini"]
