@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -85,3 +86,10 @@ def test_bad_files(tmp_path):
     broken.write_text("[data\n")
     with pytest.raises(ConfigError, match=r"broken\.toml"):
         load(broken)
+
+
+def test_one_key_of_a_table_leaves_the_method_s_other_defaults():
+    default = make_method(load(None, []))
+    changed = make_method(load(None, ["method.recipe.flip=false"]))
+    assert changed.recipe == replace(default.recipe, flip=False)
+    assert changed.recipe.model == "mlp"

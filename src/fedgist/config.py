@@ -126,7 +126,7 @@ def settings(sets: Iterable[str]) -> dict[str, Any]:
 def make_method(run: Run) -> Method:
     """Build the method that a run names, with its fields validated."""
     cls = method_class(_name(run))
-    fields = {k: v for k, v in run.method.items() if k != "name"}
+    fields = {k: _over(cls, k, v) for k, v in run.method.items() if k != "name"}
     try:
         method: Method = TypeAdapter(cls).validate_python(fields)
     except ValidationError as e:
@@ -159,6 +159,14 @@ def validated(kind: type[Model], raw: Mapping[str, Any], where: str) -> Model:
         raise ConfigError(
             f"{where}: {key} is wrong: {first['msg']}. Got {first.get('input')!r}"
         ) from None
+
+
+def _over(cls: type[Method], key: str, value: Any) -> Any:
+    """Lay a table over the method's own default for it: one key changed leaves the others."""
+    default = getattr(cls, key, None)
+    if isinstance(value, Mapping) and is_dataclass(default) and not isinstance(default, type):
+        return asdict(default) | dict(value)
+    return value
 
 
 def dumps(run: Run) -> str:

@@ -177,6 +177,8 @@ def expected(machine: Machine) -> bytes:
     return (folder / "classifier.safetensors").read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")  # as its processes: sums are the same anyway, heads are not
 def test_the_guide_with_one_site_killed_equals_the_local_exchange(machine: Machine) -> None:
     for name in ("switches", "certificates", "keys", "task"):
         machine.do(name)
