@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgist.errors import ConfigError, DataError, ProtocolError
-from fedgist.privacy.masks import add_stream, pack_ring, private_key, unpack_ring
+from fedgist.privacy.masks import add_stream, private_key
+from fedgist.privacy.packing import pack_ring, unpack_ring
 from fedgist.privacy.secure_graph import choose_graph
 from fedgist.privacy.secure_sum import STAGES, Block, Collector, Member, Terms
 from fedgist.privacy.secure_wire import mask_key

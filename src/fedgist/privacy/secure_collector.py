@@ -8,7 +8,8 @@ from typing import final
 import numpy as np
 
 from fedgist.errors import ProtocolError
-from fedgist.privacy.masks import KEY, Words, add_stream, private_key
+from fedgist.privacy.masks import KEY, add_stream, private_key
+from fedgist.privacy.packing import Words
 from fedgist.privacy.secure_terms import STAGES, Terms
 from fedgist.privacy.secure_wire import (
     BODY,

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from fedgist.errors import ConfigError, DataError
-from fedgist.privacy.masks import KEY, Words, pack_ring, ring_bytes, unpack_ring
+from fedgist.privacy.masks import KEY
+from fedgist.privacy.packing import Words, pack_ring, packed_bytes, unpack_ring
 from fedgist.types import Tensors
 
 __all__ = ["LABEL", "STAGES", "Block", "Terms"]
@@ -168,7 +169,7 @@ class Terms:
     @property
     def upload_bytes(self) -> int:
         """Bytes of one masked vector on the wire."""
-        return sum(ring_bytes(size, bits) for size, bits in self._layout)
+        return sum(packed_bytes(size, bits) for size, bits in self._layout)
 
     @property
     def _layout(self) -> list[tuple[int, int]]:
@@ -211,7 +212,7 @@ class Terms:
         """Add a packed vector of `upload_bytes` bytes to ``total`` in place."""
         at = byte = 0
         for size, bits in self._layout:
-            end = byte + ring_bytes(size, bits)
+            end = byte + packed_bytes(size, bits)
             total[at : at + size] += unpack_ring(data[byte:end], bits, size)
             at, byte = at + size, end
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgist.errors import ConfigError, DataError
+from fedgist.privacy.packing import pack_ring, packed_bytes, unpack_ring
 from fedgist.types import MomentsQuery, Query, Tensors
 
 __all__ = [
@@ -174,9 +175,7 @@ def pack(values: Tensor, bits: int) -> bytes:
             f"numbers must lie in {low}..{high} to be packed in {bits} bits. "
             f"Got {v.min()}..{v.max()}: declare a larger max_images in the task"
         )
-    octets = np.ascontiguousarray(v).view(np.uint8).reshape(-1, 8)
-    flags = np.unpackbits(octets, axis=1, bitorder="little")[:, :bits]
-    return np.packbits(flags.reshape(-1), bitorder="little").tobytes()
+    return pack_ring(np.ascontiguousarray(v).view(np.uint64), bits)
 
 
 def unpack(data: bytes, bits: int, shape: tuple[int, ...]) -> Tensor:
@@ -184,13 +183,6 @@ def unpack(data: bytes, bits: int, shape: tuple[int, ...]) -> Tensor:
     n = math.prod(shape)
     if len(data) != packed_bytes(n, bits):
         raise DataError(f"payload must have {packed_bytes(n, bits)} bytes. Got {len(data)}")
-    flags = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=n * bits)
-    rows = flags.reshape(n, bits)
-    sign = np.repeat(rows[:, -1:], 64 - bits, axis=1)
-    octets = np.packbits(np.concatenate([rows, sign], axis=1), axis=1, bitorder="little")
-    return torch.from_numpy(octets.view(np.int64).reshape(shape).copy())
-
-
-def packed_bytes(numbers: int, bits: int) -> int:
-    """Return the length of `pack`'s output."""
-    return (numbers * bits + 7) // 8
+    sign = np.uint64(1 << (bits - 1))
+    words = (unpack_ring(data, bits, n) ^ sign) - sign  # two's complement of any width
+    return torch.from_numpy(words.view(np.int64).reshape(shape))
