@@ -98,6 +98,7 @@ class Federation:
 
 def federation(folder, task, parts, sets=(), terms=None, policy=OPEN, identities=None, base=QUICK):
     """Build a federation with one site for each part."""
+    folder.mkdir(parents=True, exist_ok=True)
     run = load(None, [*base, *sets])
     leader = Identity.new("leader")
     members = identities or [Identity.new(f"site-{i}") for i in range(len(parts))]

@@ -110,8 +110,14 @@ class Agreement(Strict):
     @cached_property
     def plan(self) -> Plan:
         """Rounds, noise, claim and bytes, worked out from this file alone."""
-        notes = []
-        if self.secure and self.privacy.trust == "distributed" and self.exchange.degree:
+        notes, n, missing = [], len(self.sites), self.privacy.missing
+        if self.privacy.trust == "distributed" and missing:
+            notes.append(
+                f"room for {missing} missing of {n} noise shares costs "
+                f"{math.sqrt(n / (n - missing)):.2f} times the noise of trust 'central' while "
+                "nobody is missing"
+            )
+        if self.privacy.trust == "distributed" and self.exchange.degree:
             notes.append(
                 f"with {self.exchange.degree} neighbours a site, the noise shares cover a "
                 "coordinator that follows the protocol, not one that breaks it"

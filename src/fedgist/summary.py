@@ -96,14 +96,14 @@ def print_ledger(record: Mapping[str, Any]) -> None:
     """Print every release of a holder's data and what they add up to."""
     out = Console(highlight=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, title=record["file"], title_justify="left")
-    for name in ("time (UTC)", "task", "method", "round", "ε alone", "of one", "images", "data"):
+    for name in ("time (UTC)", "task", "round", "ε alone", "of one", "images"):
         table.add_column(
             name, justify="right" if name in ("round", "images", "ε alone") else "left"
         )
     for e in record["entries"]:
         eps = "∞" if math.isinf(e["epsilon"]) else f"{e['epsilon']:.4g}"
-        cells = (e["time"][:16], e["name"], e["method"], str(e["round"]), eps, e["unit"])
-        table.add_row(*cells, f"{e['images']:,}", e["data"][:12])
+        cells = (e["time"][:16], e["name"], str(e["round"]), eps, e["unit"])
+        table.add_row(*cells, f"{e['images']:,}")
     out.print(table)
     out.print(f"[bold]{record['line'].replace('= inf', '= ∞')}[/bold]")
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 import torch
 
+from federation_tools import federation, outcome_bytes
 from fedgist.config import load, make_method
 from fedgist.errors import PrivacyError, UnplannedQuery
 from fedgist.exchange.local import LocalExchange
+from fedgist.exchange.mailbox import MailboxTransport, join
+from fedgist.exchange.remote import RemoteExchange
 from fedgist.method import method_names
 from fedgist.privacy.claim import Privacy
 from fedgist.privacy.client import Client, Sensitive, open_sensitive
@@ -76,16 +80,6 @@ def broadcasts(method, task, images):
     return seen
 
 
-def outcome_bytes(outcome):
-    out = []
-    if outcome.synthetic is not None:
-        out.append(outcome.synthetic.pixels.numpy().tobytes())
-    for name in sorted(outcome.classifiers):
-        tensors = outcome.classifiers[name].tensors()
-        out += [tensors[k].detach().numpy().tobytes() for k in sorted(tensors)]
-    return out
-
-
 def client(method, task, images, rnd, name="client 0"):
     return Client(name, images, rnd, sigma=1.0, noise=SeededNoise(0), max_images=task.max_images)
 
@@ -98,6 +92,35 @@ def test_same_seed_same_bytes_and_global_rng_untouched(name, task, images):
     assert outcome_bytes(a) == outcome_bytes(b)
     assert outcome_bytes(a) != outcome_bytes(c)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("trust", ["local", "distributed"])
+def test_letters_and_a_shared_folder_give_what_one_process_does(
+    name, trust, task, images, tmp_path
+):
+    base = [f"method.name={name}", *QUICK.get(name, []), "privacy.noise=seeded"]
+    options = {"sets": [f"privacy.trust={trust}"], "base": base}
+    fed = federation(tmp_path / "letters", task, thirds(images), **options)
+    outcome, _ = fed.run()
+    expected = outcome_bytes(fed.local(thirds(images)))
+    assert outcome_bytes(outcome) == expected
+    share = tmp_path / "share"
+    share.mkdir()
+    fed = federation(tmp_path / "folder", task, thirds(images), **options)
+    sites = [
+        Thread(target=join, args=(s, share), kwargs={"say": str, "poll": 0.01}, daemon=True)
+        for s in fed.sites.values()
+    ]
+    for site in sites:
+        site.start()
+    transport = MailboxTransport(share, fed.agreement, tmp_path / "asked", 0.01)
+    exchange = RemoteExchange(fed.agreement, fed.leader, transport, tmp_path / "leader")
+    a = fed.agreement
+    assert outcome_bytes(drive(a.built, a.task, exchange, a.plan.rounds, a.seed)) == expected
+    exchange.end("over")
+    exchange.close()
+    for site in sites:
+        site.join(10)
 
 
 def test_inputs_are_untouched(name, task, images):

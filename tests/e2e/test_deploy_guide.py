@@ -55,6 +55,15 @@ def test_three_sites_by_a_shared_folder_then_one_file_per_site(tmp_path):
     page = (tmp_path / "result" / "report.html").read_text()
     assert "3 clients took part" in page and "A simulation" not in page
 
+    status = run("fedgist serve --mailbox share --task task.toml --status --json", tmp_path)
+    assert json.loads(status.stdout)["step"] == "end"
+    late = run(
+        "fedgist join --mailbox share --task task.toml --key keys/north.key --once "
+        "--data fashion-mini@1/3 --ledger north/ledger.sqlite --state north",
+        tmp_path,
+    )
+    assert late.returncode == 0 and "finished with 3 of 3 sites" in late.stdout
+
     done = run(commands("One file per site"), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "combined" / "report.json").read_text())
