@@ -285,6 +285,7 @@ def _report(
     visits = by_client(exchange.visits)
     claim = agreement.plan.claim.record()
     notes = [f"{site}, step {step}: {why}" for (step, site), why in exchange.faults.items()]
+    notes += getattr(exchange.transport, "refused", [])  # letters of nobody that was asked
     return {
         "fedgist": fedgist.__version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),

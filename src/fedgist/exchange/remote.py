@@ -92,6 +92,7 @@ class RemoteExchange:
             PrivacyError: so few that their noise shares do not add up.
         """
         if (done := self._merged(r)) is not None:
+            self._recall(f"{r}.")
             return done
         secure = self.agreement.secure and rnd.reduce == "sum"
         merged = self._secure(r, rnd, shared) if secure else self._plain(r, rnd, shared)
@@ -161,6 +162,7 @@ class RemoteExchange:
     ) -> list[str]:
         """Ask one thing of some sites; return those that answered, settled for good."""
         closed = self.folder / f"{step}.closed"
+        self._recall(f"{step}.")
         if closed.is_file():
             return list(json.loads(closed.read_text()))
         letters = {
@@ -256,6 +258,12 @@ class RemoteExchange:
         visit = Visit(name, None, None, len(up), len(down))
         self.visits.append(visit)
         self.progress.client(done, total, visit)
+
+    def _recall(self, start: str) -> None:
+        """Count letters that were taken before this process began."""
+        for path in sorted(self.folder.glob(f"{start}*.letter")):
+            name = path.name.removesuffix(".letter").split(".", 2)[2]
+            self.visits.append(Visit(name, None, None, path.stat().st_size, 0))
 
     def _merged(self, r: int) -> Merged | None:
         path = self.folder / f"{r}.merged"
