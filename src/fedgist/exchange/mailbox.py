@@ -14,7 +14,6 @@ whoever starts again finds everything where it was.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -201,23 +200,16 @@ def task_folder(folder: Path, agreement: Agreement) -> Path:
 
 
 def place_file(path: Path, data: bytes) -> None:
-    """Write a file aside, sync it and rename it; readers see all of it or none.
+    """Put a file where others can read it, all of it or none; folders are made.
 
     Raises:
-        ProtocolError: the folder cannot be written to.
+        ProtocolError: it cannot be written.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(aside, path)
     except OSError as e:
-        with suppress(OSError):
-            aside.unlink()
-        raise ProtocolError(f"the mailbox must be writable. Got '{path}': {e.strerror or e}") from e
+        raise ProtocolError(f"'{path.parent}' must be a folder. Got {e.strerror or e}") from e
+    write_durably(path, data, private=False)
 
 
 def _answer(site: Site, request: bytes, step: str, outbox: Path, say: Say) -> None:

@@ -54,15 +54,21 @@ class Answered:
             raise ProtocolError(f"'{path}' must be what this site wrote. Got {e}") from e
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read; whole or not at all, even if power fails.
+def write_durably(path: Path, data: bytes, *, private: bool = True) -> None:
+    """Write a file; whole or not at all, even if power fails.
+
+    Args:
+        path: in a folder that exists.
+        data: its content.
+        private: only its owner may read it (mode 600); else as the system's mask allows.
 
     Raises:
         ProtocolError: it cannot be written; what was there is untouched.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    mode = 0o600 if private else 0o666
     try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
