@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedgist.privacy.masks import add_stream
-from fedgist.privacy.secure_graph import COMPLETE, choose_graph
 from fedgist.privacy.secure_sum import STAGES, Block, Collector, Member, Terms
+from fedgist.privacy.secure_sum.graph import COMPLETE, choose_graph
+from fedgist.privacy.secure_sum.masks import add_stream
 from fedgist.report.record import versions, write_json
 
 BITS = 30

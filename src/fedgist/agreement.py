@@ -27,7 +27,7 @@ from fedgist.method import Method
 from fedgist.privacy.claim import Privacy
 from fedgist.privacy.identity import Public
 from fedgist.privacy.noise import MIN_SHARE_SCALE, noise_scales
-from fedgist.privacy.secure_graph import choose_graph
+from fedgist.privacy.secure_sum.graph import choose_graph
 from fedgist.run import Plan, plan_of
 from fedgist.types import MomentsQuery, Task
 

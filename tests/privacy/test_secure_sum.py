@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgist.errors import ConfigError, DataError, ProtocolError
-from fedgist.privacy.masks import add_stream, private_key
 from fedgist.privacy.packing import pack_ring, unpack_ring
-from fedgist.privacy.secure_graph import choose_graph
 from fedgist.privacy.secure_sum import STAGES, Block, Collector, Member, Terms
-from fedgist.privacy.secure_wire import mask_key
+from fedgist.privacy.secure_sum.graph import choose_graph
+from fedgist.privacy.secure_sum.masks import add_stream, private_key
+from fedgist.privacy.secure_sum.wire import mask_key
 from fedgist.privacy.statistics import pack
 from secure_sum_tools import ask, flat, members, numbers, run, signer, terms, total
 

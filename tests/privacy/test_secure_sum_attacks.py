@@ -7,8 +7,8 @@ import pytest
 
 from fedgist.errors import ConfigError, ProtocolError
 from fedgist.privacy.secure_sum import STAGES, Collector, Member
-from fedgist.privacy.secure_wire import BODY, KEYS, PARCEL, SIGNATURE, TAG, bitmap, keys_text
-from fedgist.privacy.shamir import SHARE
+from fedgist.privacy.secure_sum.shamir import SHARE
+from fedgist.privacy.secure_sum.wire import BODY, KEYS, PARCEL, SIGNATURE, TAG, bitmap, keys_text
 from secure_sum_tools import (
     Messages,
     ask,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedgist.errors import ProtocolError
 from fedgist.privacy.secure_sum import STAGES, Collector, Member
-from fedgist.privacy.secure_wire import KEYS, PARCEL, SIGNATURE
+from fedgist.privacy.secure_sum.wire import KEYS, PARCEL, SIGNATURE
 from secure_sum_tools import Messages, ask, flip, members, numbers, rows, signer, terms
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgist.errors import ProtocolError
-from fedgist.privacy.shamir import PRIME, SHARE, join, split
+from fedgist.privacy.secure_sum.shamir import PRIME, SHARE, join, split
 
 
 @settings(deadline=None, max_examples=50)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from fedgist.errors import ConfigError, DataError
-from fedgist.privacy.masks import KEY
 from fedgist.privacy.packing import Words, pack_ring, packed_bytes, unpack_ring
+from fedgist.privacy.secure_sum.masks import KEY
 from fedgist.types import Tensors
 
 __all__ = ["LABEL", "STAGES", "Block", "Terms"]

@@ -8,10 +8,11 @@ from typing import final
 import numpy as np
 
 from fedgist.errors import ProtocolError
-from fedgist.privacy.masks import KEY, add_stream, private_key
 from fedgist.privacy.packing import Words
-from fedgist.privacy.secure_terms import STAGES, Terms
-from fedgist.privacy.secure_wire import (
+from fedgist.privacy.secure_sum.masks import KEY, add_stream, private_key
+from fedgist.privacy.secure_sum.shamir import SECRET, SHARE, join
+from fedgist.privacy.secure_sum.terms import STAGES, Terms
+from fedgist.privacy.secure_sum.wire import (
     BODY,
     PARCEL,
     TAG,
@@ -25,7 +26,6 @@ from fedgist.privacy.secure_wire import (
     share_tag,
     write_table,
 )
-from fedgist.privacy.shamir import SECRET, SHARE, join
 from fedgist.types import Tensors
 
 __all__ = ["Collector"]

@@ -13,9 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedgist.errors import ConfigError, ProtocolError
-from fedgist.privacy.masks import KEY, add_stream, agree, private_key
-from fedgist.privacy.secure_terms import LABEL, STAGES, Terms
-from fedgist.privacy.secure_wire import (
+from fedgist.privacy.secure_sum.masks import KEY, add_stream, agree, private_key
+from fedgist.privacy.secure_sum.shamir import SHARE, split
+from fedgist.privacy.secure_sum.terms import LABEL, STAGES, Terms
+from fedgist.privacy.secure_sum.wire import (
     BODY,
     KEYS,
     NONCE,
@@ -34,7 +35,6 @@ from fedgist.privacy.secure_wire import (
     vote_text,
     write_table,
 )
-from fedgist.privacy.shamir import SHARE, split
 from fedgist.types import Tensors
 
 __all__ = ["Member"]

@@ -16,7 +16,7 @@ CCS 2020, "Secure single-server aggregation with (poly)logarithmic overhead").
 learns its neighbours' keys and who survived. Everything else is under ChaCha20 masks that only both
 secrets of a site open. A server that follows the rules learns no more while fewer than
 ``threshold`` of any neighbourhood help it and the honest survivors stay connected
-(`secure_graph.choose_graph`). One that breaks the rules (invents sites, shows two lists, replays,
+(`graph.choose_graph`). One that breaks the rules (invents sites, shows two lists, replays,
 calls a late site lost) meets signatures under rostered keys, a list that no neighbourhood confirms
 twice, and members that answer a stage once; it learns no more while at most `Terms.colluders` of
 any neighbourhood help it. The second mask is for the late site, whose mask key is then known and
@@ -34,8 +34,8 @@ sum, and the rest is for the ledger and the noise.
 
 from __future__ import annotations
 
-from fedgist.privacy.secure_collector import Collector
-from fedgist.privacy.secure_member import Member
-from fedgist.privacy.secure_terms import STAGES, Block, Terms
+from fedgist.privacy.secure_sum.collector import Collector
+from fedgist.privacy.secure_sum.member import Member
+from fedgist.privacy.secure_sum.terms import STAGES, Block, Terms
 
 __all__ = ["STAGES", "Block", "Collector", "Member", "Terms"]

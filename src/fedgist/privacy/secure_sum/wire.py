@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedgist.errors import ProtocolError
-from fedgist.privacy.masks import KEY, agree, private_key
-from fedgist.privacy.secure_terms import LABEL, Terms
-from fedgist.privacy.shamir import SHARE
+from fedgist.privacy.secure_sum.masks import KEY, agree, private_key
+from fedgist.privacy.secure_sum.shamir import SHARE
+from fedgist.privacy.secure_sum.terms import LABEL, Terms
 
 __all__ = [
     "BODY",
