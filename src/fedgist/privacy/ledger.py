@@ -149,7 +149,8 @@ class Ledger:
         limit = "no cap" if math.isinf(book.epsilon) else f"cap {book.epsilon:g}"
         return {
             "file": str(self.path),
-            "line": f"{len(rows)} releases of {len(sets)} data sets, worst total ε = {total:.4g} "
+            "line": f"{_many(len(rows), 'release')} of {_many(len(sets), 'data set')}, "
+            f"worst total ε = {total:.4g} "
             f"at δ = {book.delta:g} ({limit})",
             "cap": {"epsilon": book.epsilon, "delta": book.delta},
             "epsilon": total,
@@ -322,6 +323,10 @@ class Ledger:
             f"the ledger must be a file that FedGist wrote. Got '{self.path}': {line}. It is "
             "untouched: restore it from a backup"
         )
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def _plain(value: Any) -> Any:
