@@ -354,6 +354,7 @@ class Child:
             status = 1
             with contextlib.suppress(BaseException):
                 os.close(self._go)
+                torch.set_num_threads(1)  # the parent's threads did not come along
                 os.read(go, 1)
                 try:
                     work(lambda word: os.write(out, f"{word}\n".encode()))
