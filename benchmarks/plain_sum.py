@@ -59,7 +59,7 @@ def measure(sites: int) -> dict[str, float]:
     agreement = agree(load(None, SETS), task, leader.public, [m.public for m in members], {})
     rnd = agreement.plan.rounds[0]
     blocks = wire_blocks(duty_of(agreement), rnd)
-    sums = {k: torch.full(shape, -2, dtype=torch.int64) for k, (shape, _) in blocks.items()}
+    sums = {k: torch.full(b.shape, -2, dtype=torch.int64) for k, b in blocks.items()}
     with tempfile.TemporaryDirectory() as folder:
         transport = Letters(members, agreement, to_wire(sums, blocks))
         exchange = RemoteExchange(agreement, leader, transport, Path(folder))

@@ -26,7 +26,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sweeps import FILES, Point, normalised, series
 
-from fedgist.report.record import read_json, write_whole
+from fedgist.report.record import read_json
+from fedgist.whole import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 # At least 3.3 to 1 on white and on GitHub's near-black, #0d1117.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sweeps import FILES, by_size, sweep
+from sweeps import FILES, by_size, sweep, table
 
 from fedgist.report.record import read_json
 
-__all__ = ["ROOT", "cell", "found", "others", "table"]
+__all__ = ["ROOT", "cell", "found", "others"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -145,13 +145,3 @@ def cell(row: dict[str, Any] | None, key: str) -> str:
         return "–"
     mean = f"{100 * row['mean'][key]:.1f}"
     return mean if len(row["runs"]) < 2 else f"{mean} ± {100 * row['std'][key]:.1f}"
-
-
-def table(head: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> str:
-    """Return a Markdown table."""
-    lines = ["| " + " | ".join(map(str, head)) + " |", "|" + "---|" * len(head)]
-    words = {True: "yes", False: "no"}
-    for row in rows:
-        cells = (words[v] if isinstance(v, bool) else str(v) for v in row)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)

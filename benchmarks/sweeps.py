@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FILES", "Point", "by_size", "markdown", "normalised", "series", "sweep"]
+__all__ = ["FILES", "Point", "by_size", "normalised", "series", "sweep", "table"]
 
 FILES = ("dimension_fashion", "sweeps_fashion", "size_fashion")
 CASE = re.compile(r"(?:(?P<head>\w+), )?(?P<what>[^=,]+) = (?P<x>[\d.]+), ε = (?P<eps>[\d.]+)")
@@ -74,7 +74,7 @@ def sweep(rows: Rows, what: str, head: str) -> str:
         "ε = 1": series(rows, what, head, "1"),
     }
     heads = [f"{p.x:,g}" for p in lines["ε = 10"]]
-    return markdown([what, *heads], [[k, *map(str, v)] for k, v in lines.items() if v])
+    return table((what, *heads), [(k, *v) for k, v in lines.items() if v])
 
 
 def by_size(rows: Rows, head: str = "lda") -> str:
@@ -84,11 +84,15 @@ def by_size(rows: Rows, head: str = "lda") -> str:
         if (m := BY_SIZE.fullmatch(row["name"])) and (p := measured(row, head, "accuracy", 0.0)):
             found[int(m["n"]), int(m["d"])] = str(p)
     sizes, dims = (sorted({k[i] for k in found}) for i in (0, 1))
-    lines = [[f"{n:,}", *(found.get((n, d), "–") for d in dims)] for n in sizes]
-    return markdown(["images a class", *(f"d = {d}" for d in dims)], lines)
+    lines = [(f"{n:,}", *(found.get((n, d), "–") for d in dims)) for n in sizes]
+    return table(("images a class", *(f"d = {d}" for d in dims)), lines)
 
 
-def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def table(head: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> str:
     """Return a Markdown table."""
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    lines = ["| " + " | ".join(map(str, head)) + " |", "|" + "---|" * len(head)]
+    words = {True: "yes", False: "no"}
+    for row in rows:
+        cells = (words[v] if isinstance(v, bool) else str(v) for v in row)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

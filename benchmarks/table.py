@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sections import ROOT, cell, found, others, table
+from sections import ROOT, cell, found, others
+from sweeps import table
 
 from fedgist.report.record import read_json
 

@@ -73,17 +73,16 @@ class Federation:
     transport: Direct
     folder: Path
 
-    def exchange(self) -> RemoteExchange:
-        return RemoteExchange(self.agreement, self.leader, self.transport, self.folder / "leader")
-
-    def run(self):
-        """Return (outcome, exchange) of the run over letters."""
-        exchange = self.exchange()
-        a = self.agreement
+    def run(self, transport=None):
+        """Return (outcome, exchange) of the run over letters, to its end."""
+        a, carrier = self.agreement, transport or self.transport
+        exchange = RemoteExchange(a, self.leader, carrier, self.folder / "leader")
         try:
-            return drive(a.built, a.task, exchange, a.plan.rounds, a.seed), exchange
+            outcome = drive(a.built, a.task, exchange, a.plan.rounds, a.seed)
+            exchange.end("finished")
         finally:
             exchange.close()
+        return outcome, exchange
 
     def local(self, parts, lost=()):
         """Return the outcome of the same run in one process."""

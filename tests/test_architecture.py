@@ -14,7 +14,7 @@ ROOT = Path(fedgist.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # What each layer may import, from the bottom up; `run` stands for the modules that compose a run.
 LAYERS = [
-    {"types", "errors", "progress"},
+    {"types", "errors", "progress", "whole"},
     {"data", "encoders", "privacy"},
     {"method"},
     {"train", "heads", "methods"},

@@ -102,9 +102,7 @@ def load(path: str | os.PathLike[str] | None = None, sets: Iterable[str] = ()) -
     Raises:
         ConfigError: unreadable file, unknown key, wrong type or value; the message names the key.
     """
-    raw = {} if path is None else _toml(Path(path), "config")
-    for item in sets:
-        _assign(raw, item)
+    raw = settings(sets, {} if path is None else _toml(Path(path), "config"))
     if isinstance(raw.get("method"), str):
         raw["method"] = {"name": raw["method"]}
     try:
@@ -115,9 +113,9 @@ def load(path: str | os.PathLike[str] | None = None, sets: Iterable[str] = ()) -
     return run.model_copy(update={"method": {"name": _name(run)} | _plain(method)})
 
 
-def settings(sets: Iterable[str]) -> dict[str, Any]:
-    """Return ``key=value`` settings as tables."""
-    raw: dict[str, Any] = {}
+def settings(sets: Iterable[str], over: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return ``key=value`` settings as tables, laid over others."""
+    raw = {} if over is None else over
     for item in sets:
         _assign(raw, item)
     return raw

@@ -153,7 +153,7 @@ def _policy(agreement: Agreement, path: Path | None) -> str:
 def _data(where: str, agreement: Agreement | None) -> str:
     source = open_source(where)
     task = source.task() if agreement is None else agreement.task
-    images = source.images("train" if "train" in source.splits else source.splits[0], task)
+    images = source.prefer("train", task)
     held = [f"{n} {c}" for c, n in zip(images.classes, images.counts().tolist(), strict=True) if n]
     return f"{len(images):,} images: {', '.join(held) or 'none'}"
 

@@ -13,7 +13,7 @@ from fedgist.evaluation import attack_rows, exact_outcome, score_heads
 from fedgist.exchange.local import LocalExchange
 from fedgist.progress import Progress, by_client
 from fedgist.report.folder import Clock, claim_folder, file_row, write_outcome, write_report
-from fedgist.report.record import versions, write_whole
+from fedgist.report.record import versions
 from fedgist.run import drive
 from fedgist.setup import (
     Prepared,
@@ -25,6 +25,7 @@ from fedgist.setup import (
     test_images,
 )
 from fedgist.types import MomentsQuery, Outcome
+from fedgist.whole import write_whole
 
 __all__ = ["Result", "execute", "plan_record"]
 

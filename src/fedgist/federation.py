@@ -24,11 +24,12 @@ from fedgist.privacy.identity import Identity, Public
 from fedgist.privacy.ledger import Ledger
 from fedgist.progress import Progress, by_client
 from fedgist.report.folder import Clock, claim_folder, write_outcome, write_report
-from fedgist.report.record import versions, write_whole
+from fedgist.report.record import versions
 from fedgist.run import drive
 from fedgist.setup import blocks
 from fedgist.train import evaluate
 from fedgist.types import Images, Outcome, Task
+from fedgist.whole import write_whole
 
 __all__ = [
     "combine",
@@ -158,9 +159,7 @@ def open_site(
     source = open_source(data)
 
     def images() -> Images:
-        return source.images(
-            "train" if "train" in source.splits else source.splits[0], agreement.task
-        )
+        return source.prefer("train", agreement.task)
 
     return Site(
         agreement,
@@ -310,7 +309,6 @@ def _scores(outcome: Outcome, agreement: Agreement, test: str | None) -> dict[st
     """Measure every classifier on real images that the coordinator may use, if there are any."""
     if test is None:
         return {name: {} for name in outcome.classifiers}
-    source = open_source(test)
-    images = source.images("test" if "test" in source.splits else source.splits[0], agreement.task)
+    images = open_source(test).prefer("test", agreement.task)
     scores = {n: evaluate(c, images) for n, c in outcome.classifiers.items()}
     return {n: {"accuracy": s.accuracy, "per_class": s.per_class} for n, s in scores.items()}

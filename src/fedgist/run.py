@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,15 +15,17 @@ from fedgist.privacy.claim import Claim, Privacy, calibrate, claim_of
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import bit_widths, packed_bytes
 from fedgist.progress import Progress
-from fedgist.types import Merged, Outcome, Round, Task, Tensors
+from fedgist.types import Merged, Outcome, Query, Round, Task, Tensors
 
 __all__ = [
     "Exchange",
     "Plan",
+    "Sent",
     "derive",
     "drive",
     "generator",
     "plan_of",
+    "sent_blocks",
     "upload_bytes",
 ]
 
@@ -108,12 +111,35 @@ def derive(seed: int, *path: str | int) -> int:
 
 def upload_bytes(rnd: Round, task: Task, privacy: Privacy, sigma: float) -> int | None:
     """Return the payload in bytes of one client's gist, or None where it depends on the data."""
-    noised = privacy.trust != "central" and sigma > 0
-    if rnd.raw or not all(q.shapes(noised=noised) for q in rnd.queries):
+    sent = [sent_blocks(q, task, privacy, sigma) for q in rnd.queries]
+    if rnd.raw or not all(sent):
         return None
-    total = 0
-    for q in rnd.queries:
-        widths = bit_widths(q, task.max_images, noise_scales(q, sigma) if noised else None)
-        for name, shape in q.shapes(noised=noised).items():
-            total += packed_bytes(torch.Size(shape).numel(), widths[name])
-    return total
+    return sum(b.bytes for blocks in sent for b in blocks.values())
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One block of what a client sends: its shape, and the bits of one number."""
+
+    shape: tuple[int, ...]
+    bits: int
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Its length when packed."""
+        return packed_bytes(self.numbers, self.bits)
+
+
+def sent_blocks(query: Query, task: Task, privacy: Privacy, sigma: float) -> dict[str, Sent]:
+    """Return what a client sends in answer to a query; empty where the plan does not know it."""
+    noised = privacy.trust != "central" and sigma > 0
+    shapes = query.shapes(noised=noised)
+    if not shapes:
+        return {}
+    widths = bit_widths(query, task.max_images, noise_scales(query, sigma) if noised else None)
+    return {name: Sent(shape, widths[name]) for name, shape in shapes.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,8 @@ from fedgist.exchange.local import LocalExchange
 from fedgist.method import Method
 from fedgist.privacy.claim import Privacy
 from fedgist.privacy.noise import noise_scales
-from fedgist.privacy.statistics import bit_widths, packed_bytes
 from fedgist.progress import Progress
-from fedgist.run import Plan, derive, generator, plan_of
+from fedgist.run import Plan, derive, generator, plan_of, sent_blocks
 from fedgist.types import Images, Task
 
 __all__ = [
@@ -120,29 +118,25 @@ def test_images(made: Prepared) -> Images | None:
     where = made.run.data.test
     if where is not None:
         source = open_source(where)
-        return source.images("test" if "test" in source.splits else source.splits[0], made.task)
+        return source.prefer("test", made.task)
     return made.source.images("test", made.task) if "test" in made.source.splits else None
 
 
 def blocks(plan: Plan, task: Task, privacy: Privacy) -> list[dict[str, Any]]:
     """List what leaves each client: view, block, shape, bits, bytes, noise in grid units."""
     rows = []
-    sigma = plan.sigma
-    noised = privacy.trust != "central" and sigma > 0
     for r, query in ((r, q) for r, rnd in enumerate(plan.rounds) for q in rnd.queries):
-        scales = noise_scales(query, sigma) if sigma > 0 else {}
-        widths = bit_widths(query, task.max_images, scales if noised else None)
-        for name, shape in query.shapes(noised=noised).items():
-            n = math.prod(shape)
+        scales = noise_scales(query, plan.sigma) if plan.sigma > 0 else {}
+        for name, sent in sent_blocks(query, task, privacy, plan.sigma).items():
             rows.append(
                 {
                     "round": r + 1,
                     "view": query.name,
                     "block": name,
-                    "shape": list(shape),
-                    "numbers": n,
-                    "bits": widths[name],
-                    "bytes": packed_bytes(n, widths[name]),
+                    "shape": list(sent.shape),
+                    "numbers": sent.numbers,
+                    "bits": sent.bits,
+                    "bytes": sent.bytes,
                     "noise": scales.get(name),
                 }
             )

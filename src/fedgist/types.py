@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ __all__ = [
     "prefixed",
 ]
 
+V = TypeVar("V")
 Tensors = dict[str, Tensor]
 Adjacency = Literal["add-remove", "replace-one", "replace-same-class"]
 Unit = Literal["image", "person", "client"]
@@ -257,9 +258,9 @@ class MomentsQuery:
 Query = SumQuery | MomentsQuery
 
 
-def prefixed(query: Query, tensors: Tensors) -> Tensors:
+def prefixed(query: Query, blocks: Mapping[str, V]) -> dict[str, V]:
     """Return a query's blocks under the names they travel by."""
-    return {f"{query.name}.{k}": v for k, v in tensors.items()} if query.name else tensors
+    return {f"{query.name}.{k}" if query.name else k: v for k, v in blocks.items()}
 
 
 def blocks_of(query: Query, tensors: Tensors) -> Tensors:

@@ -14,7 +14,6 @@ from fedgist.config import load, make_method
 from fedgist.errors import PrivacyError, UnplannedQuery
 from fedgist.exchange.local import LocalExchange
 from fedgist.exchange.mailbox import MailboxTransport, join
-from fedgist.exchange.remote import RemoteExchange
 from fedgist.method import method_names
 from fedgist.privacy.claim import Privacy
 from fedgist.privacy.client import Client, Sensitive, open_sensitive
@@ -113,12 +112,8 @@ def test_letters_and_a_shared_folder_give_what_one_process_does(
     ]
     for site in sites:
         site.start()
-    transport = MailboxTransport(share, fed.agreement, tmp_path / "asked", 0.01)
-    exchange = RemoteExchange(fed.agreement, fed.leader, transport, tmp_path / "leader")
-    a = fed.agreement
-    assert outcome_bytes(drive(a.built, a.task, exchange, a.plan.rounds, a.seed)) == expected
-    exchange.end("over")
-    exchange.close()
+    outcome, _ = fed.run(MailboxTransport(share, fed.agreement, tmp_path / "asked", 0.01))
+    assert outcome_bytes(outcome) == expected
     for site in sites:
         site.join(10)
 

@@ -12,10 +12,8 @@ pytest.importorskip("flwr")
 from federation_tools import federation, outcome_bytes
 from fedgist.errors import FedGistError, ProtocolError
 from fedgist.exchange.flower import FlowerTransport, client_app, find_sites, server_app
-from fedgist.exchange.remote import RemoteExchange
 from fedgist.flower_app.coordinator import coordinate_over, result_file
 from fedgist.method import method_names
-from fedgist.run import drive
 from flower_tools import InProcessGrid, Node
 
 # What makes a method fast on the toy task; a new method adds its line here or needs none.
@@ -65,14 +63,7 @@ def run(fed, grid, patience=0.2):
     a, said = fed.agreement, []
     sites = find_sites(grid, a.roster, 5.0, say=said.append, poll=FAST)
     assert not said
-    carrier = FlowerTransport(grid, sites, patience, FAST)
-    exchange = RemoteExchange(a, fed.leader, carrier, fed.folder / "leader")
-    try:
-        outcome = drive(a.built, a.task, exchange, a.plan.rounds, a.seed)
-        exchange.end("finished")
-    finally:
-        exchange.close()
-    return outcome, exchange
+    return fed.run(FlowerTransport(grid, sites, patience, FAST))
 
 
 @pytest.mark.parametrize("trust", ["local", "central", "distributed"])

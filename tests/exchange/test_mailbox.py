@@ -18,7 +18,6 @@ from fedgist.exchange.mailbox import MailboxTransport, join, mailbox_status, tas
 from fedgist.exchange.remote import RemoteExchange
 from fedgist.exchange.site import Site
 from fedgist.privacy.ledger import Ledger
-from fedgist.run import drive
 
 TERMS = {"patience": 30.0}
 
@@ -35,19 +34,8 @@ def share(tmp_path):
     return folder
 
 
-def coordinator(fed, share, poll=0.02):
-    transport = MailboxTransport(share, fed.agreement, fed.folder / "asked", poll)
-    return RemoteExchange(fed.agreement, fed.leader, transport, fed.folder / "leader")
-
-
 def lead(fed, share):
-    a, exchange = fed.agreement, coordinator(fed, share)
-    try:
-        outcome = drive(a.built, a.task, exchange, a.plan.rounds, a.seed)
-        exchange.end("finished")
-    finally:
-        exchange.close()
-    return outcome, exchange
+    return fed.run(MailboxTransport(share, fed.agreement, fed.folder / "asked", 0.02))
 
 
 def start(fed, share, names=None):

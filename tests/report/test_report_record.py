@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgist.errors import ConfigError, DataError
-from fedgist.report.record import read_json, versions, write_json, write_whole
+from fedgist.report.record import read_json, versions, write_json
+from fedgist.whole import write_whole
 
 values = st.recursive(
     st.none()

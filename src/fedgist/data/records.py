@@ -121,6 +121,10 @@ class Source:
         groups = None if records.groups is None else torch.from_numpy(records.groups)
         return Images(pixels, torch.from_numpy(ids[labels]), task.classes, groups)
 
+    def prefer(self, split: str, task: Task) -> Images:
+        """Read a split, or the first one where there is none of that name. See `images`."""
+        return self.images(split if split in self.splits else self.splits[0], task)
+
     def _ids(self, task: Task) -> Array:
         """Return the task's label of each of the source's classes."""
         unknown = [c for c in self.classes if c not in task.classes]

@@ -52,6 +52,7 @@ class MailboxTransport:
     memory: Path
     poll: float = POLL
     _seen: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    _shown: dict[str, Any] = field(default_factory=dict)
 
     def ask(self, step: str, requests: Mapping[str, bytes], take: Take) -> Mapping[str, Failure]:
         """See `Transport.ask`; waits the task's patience, counted from the first time of asking."""
@@ -121,13 +122,13 @@ class MailboxTransport:
             "answered": sorted(asked.keys() - waiting),
             "waiting": sorted(waiting),
         }
-        path = task_folder(self.folder, self.agreement) / "status.json"
-        with suppress(OSError, ValueError, ProtocolError):
-            old = json.loads(path.read_text()) if path.is_file() else {}
-            if {k: old.get(k) for k in status} == status:
-                return
-            status["since"] = datetime.now(UTC).isoformat(timespec="seconds")
-            place_file(path, json.dumps(status, indent=2, ensure_ascii=False).encode())
+        if status == self._shown:
+            return
+        since = {"since": datetime.now(UTC).isoformat(timespec="seconds")}
+        text = json.dumps(status | since, indent=2, ensure_ascii=False)
+        with suppress(ProtocolError):  # for people: the run does not depend on it
+            place_file(task_folder(self.folder, self.agreement) / "status.json", text.encode())
+            self._shown = status
 
 
 def join(site: Site, folder: Path, *, say: Say, poll: float = POLL, once: bool = False) -> str:

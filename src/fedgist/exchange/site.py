@@ -100,6 +100,7 @@ class Site:
         letter = read_letter(request, [self.agreement.leader], self.agreement.digest, to=self.name)
         if letter.kind != "ask":
             raise ProtocolError(f"{self.name}: a request must be of kind 'ask'. Got {letter.kind}")
+        r, stage = self._parse(letter.step)  # first: the step names a file
         if (kept := self._kept(letter.step)) is not None:
             if kept.asked != letter.digest:
                 raise ProtocolError(
@@ -112,7 +113,6 @@ class Site:
                 f"{self.name}: the task must be answered before {self.agreement.exchange.deadline}."
                 f" Got step '{letter.step}' later"
             )
-        r, stage = self._parse(letter.step)
         rnd = self._rounds[r]
         secret = b""
         if stage == "gist":

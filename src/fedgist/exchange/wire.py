@@ -12,10 +12,10 @@ from fedgist.agreement import Agreement
 from fedgist.errors import ConfigError, ProtocolError
 from fedgist.exchange.gist import Duty
 from fedgist.exchange.letter import Letter, Spec
-from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.secure_sum import Block, Terms
-from fedgist.privacy.statistics import bit_widths, pack, packed_bytes, unpack
-from fedgist.types import Round, Tensors
+from fedgist.privacy.statistics import pack, unpack
+from fedgist.run import Sent, sent_blocks
+from fedgist.types import Round, Tensors, prefixed
 
 __all__ = [
     "as_bytes",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 SHARED = "shared."
-Blocks = Mapping[str, tuple[tuple[int, ...], int]]
+Blocks = Mapping[str, Sent]
 
 
 def duty_of(agreement: Agreement) -> Duty:
@@ -48,45 +48,37 @@ def duty_of(agreement: Agreement) -> Duty:
     )
 
 
-def wire_blocks(duty: Duty, rnd: Round) -> dict[str, tuple[tuple[int, ...], int]]:
+def wire_blocks(duty: Duty, rnd: Round) -> dict[str, Sent]:
     """Return shape and bits of every block of one site's gist of a sum round.
 
     Raises:
         ConfigError: the plan does not know a shape, so that nothing could be checked on arrival.
     """
-    noised = duty.privacy.trust != "central" and duty.sigma > 0
-    out = {}
+    out: dict[str, Sent] = {}
     for query in rnd.queries:
-        scales = noise_scales(query, duty.sigma) if noised else None
-        widths = bit_widths(query, duty.task.max_images, scales)
-        shapes = query.shapes(noised=noised)
-        if not shapes:
+        sent = sent_blocks(query, duty.task, duty.privacy, duty.sigma)
+        if not sent:
             raise ConfigError(
                 "a query must declare the shape of its rows to be summed between sites. "
                 f"Got {query}"
             )
-        for block, shape in shapes.items():
-            name = f"{query.name}.{block}" if query.name else block
-            out[name] = (shape, widths[block])
+        out |= prefixed(query, sent)
     return out
 
 
 def to_wire(gist: Tensors, blocks: Blocks) -> Tensors:
     """Pack int64 sums as uint8 ``[bytes]``, block by block, at the bits that the plan gives."""
-    return {k: to_tensor(pack(gist[k], bits)) for k, (_, bits) in blocks.items()}
+    return {k: to_tensor(pack(gist[k], b.bits)) for k, b in blocks.items()}
 
 
 def wire_specs(blocks: Blocks) -> dict[str, Spec]:
     """Return what a packed gist must look like."""
-    return {
-        k: (torch.uint8, (packed_bytes(torch.Size(shape).numel(), bits),))
-        for k, (shape, bits) in blocks.items()
-    }
+    return {k: (torch.uint8, (b.bytes,)) for k, b in blocks.items()}
 
 
 def from_wire(packed: Tensors, blocks: Blocks) -> Tensors:
     """Undo `to_wire`."""
-    return {k: unpack(as_bytes(packed[k]), bits, shape) for k, (shape, bits) in blocks.items()}
+    return {k: unpack(as_bytes(packed[k]), b.bits, b.shape) for k, b in blocks.items()}
 
 
 def sum_terms(agreement: Agreement, r: int) -> Terms:
@@ -96,7 +88,7 @@ def sum_terms(agreement: Agreement, r: int) -> Terms:
         context=sha256(f"fedgist sum\n{agreement.digest}\n{r}".encode()).digest(),
         roster=tuple(s.sign for s in agreement.roster),
         threshold=terms.threshold,
-        blocks=tuple(Block(name, shape, bits) for name, (shape, bits) in blocks.items()),
+        blocks=tuple(Block(name, b.shape, b.bits) for name, b in blocks.items()),
         degree=terms.degree,
         quorum=max(terms.threshold, terms.quorum),
     )

@@ -23,7 +23,6 @@ import csv
 import io
 import json
 import math
-import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -40,6 +39,7 @@ from fedgist.privacy.coverage import TABLES, Book, admit, digest_of, fingerprint
 from fedgist.privacy.identity import write_new
 from fedgist.privacy.spending import Release, release_of, rho_of
 from fedgist.types import Images
+from fedgist.whole import write_whole
 
 __all__ = ["Ledger", "Release", "fingerprint", "release_of", "rho_of"]
 
@@ -175,14 +175,7 @@ class Ledger:
             text = _csv(shown["entries"])
         else:
             raise ConfigError(f"a ledger must be exported as .json or .csv. Got '{path}'")
-        aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            aside.write_text(text, encoding="utf-8")
-            os.replace(aside, path)
-        except OSError as e:
-            with suppress(OSError):
-                aside.unlink()
-            raise ConfigError(f"'{path}' must be writable. Got {e.strerror or e}") from e
+        write_whole(path, text.encode())
 
     def _add(
         self, con: sqlite3.Connection, release: Release, hashes: list[bytes], by: str | None

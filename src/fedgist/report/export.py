@@ -28,8 +28,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedgist.errors import ConfigError, DataError
-from fedgist.report.record import write_json, write_whole
+from fedgist.report.record import write_json
 from fedgist.types import Classifier, Images, Tensors
+from fedgist.whole import write_whole
 
 __all__ = [
     "classifier_extra",

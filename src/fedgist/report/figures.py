@@ -20,8 +20,8 @@ import torch
 from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
-from fedgist.report.record import write_whole
 from fedgist.types import Images
+from fedgist.whole import write_whole
 
 __all__ = ["ClassSamples", "class_samples", "heat_map", "samples_png", "spectrum"]
 

@@ -18,8 +18,8 @@ import jinja2
 
 from fedgist.report import numbers, words
 from fedgist.report.figures import class_samples, heat_map, spectrum
-from fedgist.report.record import write_whole
 from fedgist.types import Images
+from fedgist.whole import write_whole
 
 __all__ = ["render_page", "write_page"]
 

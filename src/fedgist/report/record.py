@@ -7,10 +7,8 @@ backslash in front, so nothing changes on the way.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import platform
 import re
 from collections.abc import Mapping
@@ -19,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fedgist import __version__
-from fedgist.errors import ConfigError, DataError
+from fedgist.errors import DataError
+from fedgist.whole import write_whole
 
-__all__ = ["read_json", "to_json", "versions", "write_json", "write_whole"]
+__all__ = ["read_json", "to_json", "versions", "write_json"]
 
 PACKAGES = (
     "cryptography",
@@ -65,24 +64,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise DataError(f"a report must be a JSON object. Got '{path}': {type(data).__name__}")
     return {k: _decode(v) for k, v in data.items()}
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file aside and put it in place, so that readers see the old one or the new one.
-
-    Raises:
-        ConfigError: the file cannot be written; the old one is untouched.
-    """
-    aside = path.with_name(path.name + ".part")
-    try:
-        aside.write_bytes(data)
-        os.replace(aside, path)
-    except OSError as e:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise ConfigError(
-            f"the output file must be writable. Got '{path}': {e.strerror or e}"
-        ) from e
 
 
 def versions() -> dict[str, str]:
