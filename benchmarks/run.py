@@ -98,7 +98,7 @@ def accuracy(
     sums = Sums()
     for case in spec["accuracy"]:
         runs = []
-        for seed in spec["seeds"][: 1 if args.quick else None]:
+        for seed in case.get("seeds", spec["seeds"])[: 1 if args.quick else None]:
             quick = ["evaluation.membership=false", "method.recipe.steps=20"] * args.quick
             run = load(None, [*base, *case["set"], f"seed={seed}", *quick])
             report = sums.report(run) if case.get("sums_once") else execute(run).report
@@ -114,6 +114,7 @@ def accuracy(
 
 
 SERVER = {"heads", "recipe", "matching", "matched", "teacher", "temper", "synthetic_size"}
+SERVER |= {"canvas", "server"}
 
 
 class Sums:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from fedgist.audit.membership import claimed, closest_record, likelihood_ratio, play, table
+from fedgist.audit.one_run import audit_gists
+from fedgist.audit.one_run import row as canary_row
 from fedgist.data import open_source
 from fedgist.errors import ConfigError, DataError
+from fedgist.exchange.gist import Duty, answer
 from fedgist.exchange.local import LocalExchange
 from fedgist.heads.decode import through_codec
 from fedgist.heads.linear import CodeSpace
@@ -26,7 +29,7 @@ from fedgist.report.export import classifier_extra, load_classifier
 from fedgist.run import derive, generator
 from fedgist.setup import Prepared, Sites
 from fedgist.train import Network, Recipe, evaluate, personalise, train
-from fedgist.types import Images, Merged, Outcome, Query, Task
+from fedgist.types import Images, Merged, Outcome, Query, Task, Tensors
 
 __all__ = ["attack_rows", "evaluate_folder", "exact_outcome", "score_heads"]
 
@@ -61,7 +64,7 @@ def score_heads(
         for name, classifier in exact.classifiers.items() if exact else ():
             heads[name]["ceiling"] = evaluate(classifier, test).accuracy
         if (real := _real_network(made, sites, test)) is not None:
-            for name in heads.keys() & {"decode", "match"}:
+            for name in heads.keys() & {"decode", "match", "distilled"}:
                 heads[name]["ceiling"] = real
     if options.personalise:
         for name, classifier in outcome.classifiers.items():
@@ -75,11 +78,13 @@ def attack_rows(
 ) -> list[dict[str, Any]]:
     """Attack single records: the exact likelihood ratio, the closest synthetic image.
 
-    Up to ``most`` images that were used stand against as many test images. Empty for methods
-    whose release is not one of class moments.
+    Up to ``most`` images that were used stand against as many test images. A method whose clients
+    pool images is audited by canaries instead. Empty for methods that do neither.
     """
     records_of = getattr(made.method, "records", None)
     space = getattr(made.method, "space", None)
+    if any(p.name == "pixels" for p in made.plan.rounds[0].sends):
+        return _canaries(made, sites)
     if records_of is None or test is None:
         return []
     rng = generator(made.run.seed, "attack")
@@ -99,6 +104,32 @@ def attack_rows(
     claim = made.plan.claim
     cap = claimed(claim.epsilon, claim.delta, claim.law) if claim.epsilon < math.inf else None
     return table(likelihood_ratio(used, sigma), distance, played=played, claim=cap)
+
+
+def _canaries(made: Prepared, sites: Sites, most: int = 200) -> list[dict[str, Any]]:
+    """Audit the client with the most images: canaries among them, what it sends judged.
+
+    Canaries are single records, in or out: the bound speaks of one image added or removed.
+    """
+    privacy, seed = made.run.privacy, made.run.seed
+    if (privacy.unit, privacy.adjacency) != ("image", "add-remove"):
+        return []
+    held = [len(load()) for load in sites.loaders]
+    i = held.index(max(held))
+    m = min(most, held[i] // 5)
+    if m < 4 * len(made.task.classes):
+        return []
+    task = replace(made.task, max_images=made.task.max_images + m)
+    duty = Duty(made.method, task, privacy, made.plan.sigma, len(held), derive(seed, "audit"))
+    shared = made.method.start(task, generator(seed, "start")).shared
+    name, rnd = sites.names[i], made.plan.rounds[0]
+
+    def gist_of(images: Images) -> Tensors:
+        return answer(duty, i, name, lambda: images, 0, rnd, shared, {}).gist
+
+    result = audit_gists(gist_of, sites.loaders[i](), m, privacy.delta, generator(seed, "canary"))
+    what = "the distilled images of one client, all its other images"
+    return [canary_row(result, made.plan.claim.epsilon, what)]
 
 
 def _released(
@@ -147,8 +178,9 @@ def _task(meta: Mapping[str, str], path: Path) -> Task:
 
 def _real_network(made: Prepared, sites: Sites, test: Images) -> float | None:
     """Return the accuracy of the same network trained on the real images themselves."""
-    recipe = getattr(made.method, "recipe", None)
-    images = {"decode", "match"} & set(getattr(made.method, "heads", ()))
+    server = getattr(made.method, "server", None)
+    recipe = getattr(server or made.method, "recipe", None)
+    images = server or {"decode", "match"} & set(getattr(made.method, "heads", ()))
     if not images or not isinstance(recipe, Recipe):
         return None
     network = train(sites.together(), recipe, generator(made.run.seed, "ceiling"))

@@ -35,6 +35,16 @@ class Method(ABC):
         """Name the frozen encoders that clients use: the task pins the hash of each."""
         return ()
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of its claim must know besides."""
+        return ()
+
+    @property
+    def unfit(self) -> str:
+        """Why it must not meet real data, whatever the terms; empty where nothing forbids it."""
+        return ""
+
     @abstractmethod
     def start(self, task: Task, rng: torch.Generator) -> State:
         """Return the server's first state."""

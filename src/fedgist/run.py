@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from fedgist.errors import PrivacyError
 from fedgist.method import Method
 from fedgist.privacy.claim import Claim, Privacy, calibrate, claim_of
 from fedgist.privacy.noise import noise_scales
@@ -70,10 +71,17 @@ def plan_of(
         privacy: under which terms.
         secure: sums over clients go through a secure sum.
         notes: what the claim's reader must know besides.
+
+    Raises:
+        PrivacyError: the method is for comparisons only and the noise is not a simulation's, or no
+            noise can make the plan private.
     """
+    if method.unfit and privacy.noise == "system":
+        raise PrivacyError(f"a release must be of a method that is fit for it. Got {method.unfit}")
     rounds = tuple(method.plan(task))
     sigma = calibrate(rounds, privacy)
     track = str(getattr(method, "track", "no public data"))
+    notes = [*method.notes, *notes]
     claim = claim_of(rounds, privacy, sigma, track=track, secure=secure, notes=notes)
     up = [upload_bytes(r, task, privacy, sigma) for r in rounds]
     return Plan(rounds, sigma, claim, None if None in up else sum(b for b in up if b is not None))
@@ -111,8 +119,10 @@ def derive(seed: int, *path: str | int) -> int:
 
 def upload_bytes(rnd: Round, task: Task, privacy: Privacy, sigma: float) -> int | None:
     """Return the payload in bytes of one client's gist, or None where it depends on the data."""
+    if rnd.sends:
+        return sum(math.prod(p.shape) * p.bits // 8 for p in rnd.sends)
     sent = [sent_blocks(q, task, privacy, sigma) for q in rnd.queries]
-    if rnd.raw or not all(sent):
+    if rnd.reduce == "pool" or rnd.raw or not all(sent):
         return None
     return sum(b.bytes for blocks in sent for b in blocks.values())
 

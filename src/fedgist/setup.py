@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +125,22 @@ def test_images(made: Prepared) -> Images | None:
 
 def blocks(plan: Plan, task: Task, privacy: Privacy) -> list[dict[str, Any]]:
     """List what leaves each client: view, block, shape, bits, bytes, noise in grid units."""
-    rows = []
-    for r, query in ((r, q) for r, rnd in enumerate(plan.rounds) for q in rnd.queries):
+    rows: list[dict[str, Any]] = [
+        {
+            "round": r + 1,
+            "view": "",
+            "block": p.name,
+            "shape": list(p.shape),
+            "numbers": math.prod(p.shape),
+            "bits": p.bits,
+            "bytes": math.prod(p.shape) * p.bits // 8,
+            "noise": None,
+        }
+        for r, rnd in enumerate(plan.rounds)
+        for p in rnd.sends
+    ]
+    summed = [(r, rnd) for r, rnd in enumerate(plan.rounds) if rnd.reduce == "sum"]
+    for r, query in ((r, q) for r, rnd in summed for q in rnd.queries):
         scales = noise_scales(query, plan.sigma) if plan.sigma > 0 else {}
         for name, sent in sent_blocks(query, task, privacy, plan.sigma).items():
             rows.append(

@@ -23,6 +23,7 @@ __all__ = [
     "Merged",
     "MomentsQuery",
     "Outcome",
+    "Piece",
     "Query",
     "Round",
     "State",
@@ -108,8 +109,8 @@ class Task:
         channels: 1 (grey) or 3 (RGB): what every image is converted to.
         size: height and width in pixels that every image is converted to.
         fit: how an image that is not square is made so.
-        max_images: public upper bound on the images of one client. It sets the width of the
-            integers on the wire; a client that holds more is refused, never wrapped.
+        max_images: public upper bound on the images of one client: it sets the width of integers
+            on the wire. A client that holds more is refused.
     """
 
     name: str
@@ -136,14 +137,18 @@ class SumQuery:
 
     Attributes:
         clip: L2 bound of one record's row, all its tensors joined.
-        levels: the bound on the integer grid: a row becomes integers of norm at most ``levels``.
+        levels: integer radius: a row becomes integers of norm at most ``levels``.
         scale: noise multiplier of this query relative to the one calibrated for the whole plan.
         times: how often the query is asked.
-        per_class: one block per class. A record touches its own block only, so the sensitivity
-            is that of one block.
+        per_class: one block per class; a record touches its own only: the sensitivity of one.
         name: tells the queries of one round apart; put before the names of their blocks.
         shape: of what one record adds, its classes included, when the plan knows it (the bytes of
             a gist are then known in advance); empty otherwise.
+        rates: Poisson sampling: each record is in with this public probability, one for all classes
+            or one each, drawn anew whenever the query is asked. The noise is a rounded Gaussian,
+            whose amplification by sampling is proved. Empty: every record, discrete Gaussian
+            noise. (1.0,): every record, rounded noise, to stand beside sampled queries.
+        whole: one row for the whole client, made from all of its images.
     """
 
     clip: float
@@ -153,9 +158,20 @@ class SumQuery:
     per_class: bool = False
     name: str = ""
     shape: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+    whole: bool = False
 
     def __post_init__(self) -> None:
         _positive(clip=self.clip, scale=self.scale, levels=self.levels, times=self.times)
+        if not all(0 < r <= 1 for r in self.rates):
+            raise ConfigError(f"sampling rates must lie in (0, 1]. Got {list(self.rates)}")
+        if self.whole and (self.rates or self.per_class):
+            raise ConfigError("a whole client's row must be neither sampled nor per class")
+
+    @property
+    def rate(self) -> float:
+        """The highest sampling rate: of the class that is protected least."""
+        return max(self.rates, default=1.0)
 
     @property
     def row(self) -> int:
@@ -272,18 +288,40 @@ def blocks_of(query: Query, tensors: Tensors) -> Tensors:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """One tensor of a gist that is pooled: the same name, shape and dtype at every client."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Literal["uint8", "int64", "float32"]
+
+    @property
+    def bits(self) -> int:
+        """Of one number."""
+        return {"uint8": 8, "int64": 64, "float32": 32}[self.dtype]
+
+
+@dataclass(frozen=True)
 class Round:
     """One exchange, declared before any data is seen.
 
     Attributes:
         reduce: ``sum`` (only the sum over clients is used) or ``pool`` (gists stay apart).
-        queries: the noised queries that the method will ask of each client.
+        queries: the noised queries that the method will ask of each client. In a pool round a
+            client releases the answers to itself, in full.
         raw: the method reads images without noise; the claim is then ε = inf.
+        sends: all that a client sends in a pool or raw round; empty where that is not known.
     """
 
     reduce: Literal["sum", "pool"]
     queries: tuple[Query, ...] = ()
     raw: bool = False
+    sends: tuple[Piece, ...] = ()
+
+    @property
+    def noised(self) -> bool:
+        """Whether the exchange adds up the answers and sees to their noise."""
+        return self.reduce == "sum" and bool(self.queries)
 
     def __post_init__(self) -> None:
         # Their blocks travel together and are told apart by name.

@@ -17,7 +17,17 @@ from fedgist.method import method_names
 from flower_tools import InProcessGrid, Node
 
 # What makes a method fast on the toy task; a new method adds its line here or needs none.
+CANVAS = ["method.canvas.per_class=1", "method.class_size=[20]", "method.batch=8"]
+SERVER = ["method.server.recipe.steps=3", "method.server.recipe.width=4"]
 QUICK = {
+    "anis": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
+    "dm": ["method.canvas.per_class=1", *SERVER, "method.steps=2", "privacy.epsilon=inf"],
+    "ndpdc": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
+    "ppfl_dc": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
+    "feddm": [*CANVAS, *SERVER, "method.rounds=2", "method.steps=2"],
+    "fedavg": ["privacy.epsilon=inf", "method.rounds=2", "method.recipe.width=4"],
+    "dp_fedavg": ["method.rounds=2", "method.recipe.width=4"],
+    "collab_dm": [*SERVER, "method.nets=2", "method.width=4", "method.matching.steps=2"],
     "logistic": ["method.features=scattering:32", "method.steps=2"],
     "fedkt_csd": ["method.features=scattering:32", "method.heads=['lda']"],
 }

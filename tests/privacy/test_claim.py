@@ -20,7 +20,7 @@ ADJACENCIES = ("add-remove", "replace-one", "replace-same-class")
 
 
 def made(*queries: Any, raw: bool = False, **terms: Any) -> tuple[list[Round], Privacy, Claim]:
-    plan = [Round("pool", queries, raw=raw)]
+    plan = [Round("sum" if len(queries) < 2 else "pool", queries, raw=raw)]
     privacy = Privacy(**terms)
     sigma = calibrate(plan, privacy)
     return plan, privacy, claim_of(plan, privacy, sigma, track="no public data")

@@ -23,7 +23,7 @@ import torch
 
 from fedgist.errors import ConfigError, PrivacyError
 from fedgist.privacy import ledger as module
-from fedgist.privacy.accounting import epsilon_of, epsilon_zcdp
+from fedgist.privacy.accounting import ORDERS, epsilon_of, epsilon_zcdp
 from fedgist.privacy.claim import Privacy, calibrate, claim_of
 from fedgist.privacy.ledger import Ledger, Release, fingerprint, release_of, rho_of
 from fedgist.types import Images, MomentsQuery, Round, SumQuery, Task
@@ -289,6 +289,49 @@ def test_exports_for_people_and_programs(book, tmp_path):
         book.export(tmp_path / "out.xml")
     with pytest.raises(ConfigError, match="writable"):
         book.export(tmp_path / "nowhere" / "out.json")
+
+
+# --- files of before, and of releases that have a curve
+
+BODY = (
+    '{"adjacency": "add-remove", "delta": 1e-05, "epsilon": 1.0, "form": "4x4x1 stretch", '
+    '"law": "discrete-gaussian", "mechanism": "noise", "method": "m", "name": "task t", '
+    '"records": 1, "rho": {"add-remove": 0.1, "replace-one": 0.4, "replace-same-class": 0.2}, '
+    '"round": 0, "sensitivity": 1.0, "sigma": 1.0, "task": "t", "unit": "image"}'
+)
+
+
+def test_the_file_is_what_it_was_before_curves(book):
+    """Written by hand as format 1 has always been, and read to the same totals, both ways."""
+    book.record(entry(), photos(1))
+    con = sqlite3.connect(book.path)
+    assert con.execute("SELECT body FROM releases").fetchall() == [(BODY,)]
+    assert con.execute("PRAGMA user_version").fetchone() == (1,)
+    assert {n for (n,) in con.execute("SELECT name FROM sqlite_master WHERE sql IS NOT NULL")} == {
+        "holder", "sets", "images", "cells", "cover", "releases",
+    }  # fmt: skip
+    con.execute("UPDATE releases SET body = ?", (BODY.replace("0.1", "0.25"),))
+    con.commit()
+    con.close()
+    assert spent(book) == pytest.approx(eps(0.25), rel=1e-12)
+    assert book.record(entry("b", 0.5), photos(1, 2)) is True
+    assert spent(book) == pytest.approx(eps(0.75), rel=1e-12)
+
+
+def test_a_release_with_a_curve_is_shown_in_the_same_columns(book, tmp_path):
+    book.record(entry("a"), photos(1))
+    book.export(tmp_path / "plain.csv")
+    columns = (tmp_path / "plain.csv").read_text().splitlines()[0]
+    book.record(entry("b", 2.0, curve={"add-remove": (0.5,) * len(ORDERS)}), photos(2))
+    book.export(tmp_path / "out.csv")
+    book.export(tmp_path / "out.json")
+    with (tmp_path / "out.csv").open(newline="") as f:
+        rows = list(csv.DictReader(f))
+    assert ",".join(rows[1]) == columns and rows[1]["rho add-remove"] == "2.0"
+    shown = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
+    assert shown["entries"][0].keys() == shown["entries"][1].keys()
+    assert shown["totals"][0]["epsilon"] == spent(book) == pytest.approx(eps(0.1))
+    assert shown["totals"][0]["rho"] == 0.1  # of the image that spent the most, not the larger ρ
 
 
 # --- files that are no ledger

@@ -6,6 +6,7 @@ gist get from the one to the other.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ def answer(
         max_images=duty.task.max_images,
         memory=memory,
         seed=derive(duty.seed, "keep", i),
+        exact=math.isinf(duty.privacy.epsilon),
     )
     try:
         sent = duty.method.summarize(r, duty.task, shared, client, duty.draws(r, i))
@@ -144,10 +146,10 @@ def answer(
             e.args = (f"{name}: {e}",)
         raise
     exact = gist = _open(name, rnd, sent)
-    if rnd.reduce == "sum" and duty.privacy.trust != "central":
+    if rnd.noised and duty.privacy.trust != "central":
         parties = duty.parties if duty.privacy.trust == "distributed" else 1
         gist = duty.noised(rnd, exact, noise, parties)
-    return Answer(gist, exact if rnd.reduce == "sum" else {}, client.used, client.note)
+    return Answer(gist, exact if rnd.noised else {}, client.used, client.note)
 
 
 class Merger:
@@ -208,6 +210,10 @@ def _open(name: str, rnd: Round, sent: Gist) -> Tensors:
         if rnd.reduce == "sum" and rnd.queries:
             # The exchange adds the noise of a sum: plain numbers would leave without any.
             raise PrivacyError(f"{name}: a gist to be summed must be Sensitive. Got tensors")
+        want = {p.name: (p.shape, getattr(torch, p.dtype)) for p in rnd.sends}
+        got = {k: (tuple(v.shape), v.dtype) for k, v in sent.items()}
+        if want and got != want:
+            raise PrivacyError(f"{name}: a gist must hold what the plan says, {want}. Got {got}")
         return sent
     answers = (sent,) if isinstance(sent, Sensitive) else sent
     if rnd.reduce != "sum":

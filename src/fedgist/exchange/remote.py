@@ -30,6 +30,7 @@ from fedgist.exchange.wire import (
     from_wire,
     message_of,
     promise,
+    sent_specs,
     sum_terms,
     to_shared,
     to_tensor,
@@ -94,7 +95,7 @@ class RemoteExchange:
         if (done := self._merged(r)) is not None:
             self._recall(f"{r}.")
             return done
-        secure = self.agreement.secure and rnd.reduce == "sum"
+        secure = self.agreement.secure and rnd.noised
         merged = self._secure(r, rnd, shared) if secure else self._plain(r, rnd, shared)
         meta = {"sigma": repr(merged.sigma), "clients": str(merged.clients)}
         write_durably(self.folder / f"{r}.merged", save(merged.tensors, meta))
@@ -117,8 +118,8 @@ class RemoteExchange:
     def _plain(self, r: int, rnd: Round, shared: Tensors) -> Merged:
         """Take one letter from each site."""
         duty = duty_of(self.agreement)
-        blocks = wire_blocks(duty, rnd) if rnd.reduce == "sum" else None
-        specs = None if blocks is None else wire_specs(blocks)
+        blocks = wire_blocks(duty, rnd) if rnd.noised else None
+        specs = sent_specs(rnd) if blocks is None else wire_specs(blocks)
         merger = Merger(duty, rnd)
 
         def check(letter: Letter) -> None:

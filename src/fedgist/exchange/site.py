@@ -128,7 +128,7 @@ class Site:
             ProtocolError: the task takes more than one letter from each site.
         """
         step, (rounds, task) = "0.gist", (self._rounds, self.agreement.task)
-        if len(rounds) != 1 or (self.agreement.secure and rounds[0].reduce == "sum"):
+        if len(rounds) != 1 or (self.agreement.secure and rounds[0].noised):
             raise ProtocolError(
                 f"a single file must be enough for the task. Got {len(rounds)} rounds, trust "
                 f"'{self.agreement.privacy.trust}': use `fedgist join`, or trust 'local'"
@@ -161,14 +161,14 @@ class Site:
         number, _, stage = step.partition(".")
         rounds = self._rounds
         if number.isdecimal() and int(number) < len(rounds):
-            secure = self.agreement.secure and rounds[int(number)].reduce == "sum"
+            secure = self.agreement.secure and rounds[int(number)].noised
             if stage in (STAGES if secure else ("gist",)):
                 return int(number), stage
         raise ProtocolError(f"{self.name}: a step must be one of the task's plan. Got '{step}'")
 
     def _gist(self, r: int, rnd: Round, shared: Tensors) -> Tensors:
         gist = self._release(r, rnd, shared)
-        if rnd.reduce == "pool":
+        if not rnd.noised:
             return gist
         return to_wire(gist, wire_blocks(duty_of(self.agreement), rnd))
 

@@ -7,20 +7,36 @@ Two curves are used, each for the noise law it is exact or proved for:
   Gaussian that FedGist releases: any vector of independent discrete Gaussians with scales s_j is
   ρ-zCDP with ρ = max Σ_j D_j² / (2 s_j²) over the integer differences D of neighbours.
 
+Queries that are asked of Poisson samples are read by the privacy loss distribution of the sampled
+Gaussian (dp_accounting, pessimistic estimate), Rényi accounting beside it (`sampled_epsilon`).
+
 All multipliers σ here are noise standard deviation / L2 sensitivity. The adjacency enters through
 `sensitivity`, never through an accountant: dp_accounting 0.6 ignores REPLACE_ONE for RDP Gaussians.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Literal
 
-from fedgist.errors import ConfigError
-from fedgist.types import Adjacency, MomentsQuery, Query, Round
+from fedgist.errors import ConfigError, PrivacyError
+from fedgist.privacy.curves import (
+    MOST,
+    bisect,
+    check_budget,
+    delta_gaussian,
+    epsilon_gaussian,
+    epsilon_zcdp,
+    sigma_gaussian,
+)
+from fedgist.types import Adjacency, MomentsQuery, Query, Round, SumQuery, Unit
 
 __all__ = [
+    "ORDERS",
     "Law",
     "check_budget",
     "delta_gaussian",
@@ -29,8 +45,12 @@ __all__ = [
     "epsilon_gaussian",
     "epsilon_of",
     "epsilon_zcdp",
+    "is_sampled",
     "odds",
     "plan_multiplier",
+    "sampled_epsilon",
+    "sampled_rdp",
+    "sampled_sigma",
     "sensitivity",
     "sigma_for",
     "sigma_gaussian",
@@ -38,58 +58,17 @@ __all__ = [
 
 Law = Literal["gaussian", "discrete-gaussian"]
 
-_MOST = 1e6  # the largest σ and the largest finite ε that are told apart
-
-
-def delta_gaussian(sigma: float, epsilon: float) -> float:
-    """Return the least δ of a Gaussian mechanism with multiplier ``sigma`` at ``epsilon``."""
-    from scipy.special import log_ndtr
-
-    if not sigma > 0:  # NaN as well: what is unknown promises nothing
-        return 1.0
-    if math.isinf(sigma):
-        return 0.0
-    mu = 1 / sigma
-    a = float(log_ndtr(mu / 2 - epsilon / mu))
-    b = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-    return math.exp(a) * -math.expm1(b - a) if b < a else 0.0
-
-
-def sigma_gaussian(epsilon: float, delta: float) -> float:
-    """Return the least multiplier for (``epsilon``, ``delta``); exact to 1e-12 relative."""
-    check_budget(epsilon, delta)
-    if math.isinf(epsilon):
-        return 0.0
-    return _bisect(lambda s: delta_gaussian(s, epsilon) <= delta, 1e-3, _MOST)
-
-
-def epsilon_gaussian(sigma: float, delta: float) -> float:
-    """Return the least ε of a Gaussian mechanism with multiplier ``sigma`` at ``delta``."""
-    if not sigma > 0 or delta_gaussian(sigma, _MOST) > delta:
-        return math.inf
-    if delta_gaussian(sigma, 0.0) <= delta:
-        return 0.0
-    return _bisect(lambda e: delta_gaussian(sigma, e) <= delta, 1e-12, _MOST)
-
-
-def epsilon_zcdp(rho: float, delta: float) -> float:
-    """Return the ε that ``rho``-zCDP gives at ``delta``: the infimum over all real orders α > 1.
-
-    ε = ρα + (log(1/δ) + (α-1) log(1-1/α) - log α) / (α-1), minimised over α.
-    """
-    if not rho >= 0:
-        raise ConfigError(f"rho must not be negative. Got {rho}")
-    if rho == 0:
-        return 0.0
-
-    def at(log_gap: float) -> float:
-        gap = math.exp(log_gap)  # α - 1
-        alpha = 1 + gap
-        # (α-1) log(1-1/α) - log α = (α-1) log(α-1) - α log α
-        bound = (gap * log_gap - alpha * math.log(alpha) - math.log(delta)) / gap
-        return rho * alpha + bound
-
-    return max(0.0, at(_argmin(at, -12.0, 25.0)))
+GRID = 1e-3  # of loss distributions, which are upper ends: within 0.03 % of a grid of 1e-4
+# Rényi orders of sampled plans: quarters where large ε have their best one
+ORDERS: tuple[float, ...] = (
+    1.5,
+    1.75,
+    *(i / 4 for i in range(8, 25)),
+    *map(float, range(7, 64)),
+    128.0,
+    256.0,
+    512.0,
+)
 
 
 def sigma_for(epsilon: float, delta: float, law: Law) -> float:
@@ -99,7 +78,7 @@ def sigma_for(epsilon: float, delta: float, law: Law) -> float:
     check_budget(epsilon, delta)
     if math.isinf(epsilon):
         return 0.0
-    return _bisect(lambda s: epsilon_zcdp(0.5 / s**2, delta) <= epsilon, 1e-3, _MOST)
+    return bisect(lambda s: epsilon_zcdp(0.5 / s**2, delta) <= epsilon, 1e-3, MOST)
 
 
 def epsilon_of(sigma: float, delta: float, law: Law) -> float:
@@ -111,7 +90,9 @@ def epsilon_of(sigma: float, delta: float, law: Law) -> float:
     return epsilon_zcdp(0.5 / sigma**2, delta)
 
 
-def sensitivity(query: Query, adjacency: Adjacency, records: int = 1) -> float:
+def sensitivity(
+    query: Query, adjacency: Adjacency, records: int = 1, unit: Unit = "image"
+) -> float:
     """Return the query's L2 sensitivity in units of its own noise scale.
 
     For a `MomentsQuery` every block is divided by (its largest norm / √share), so that one record
@@ -125,12 +106,16 @@ def sensitivity(query: Query, adjacency: Adjacency, records: int = 1) -> float:
         query: what is asked.
         adjacency: which data sets are neighbours.
         records: how many records one unit (person, client) holds at most; each counts in full.
+        unit: whose presence is hidden. It matters to a row of a whole client: with the client the
+            row goes (1); when one image changes it may move anywhere within its clip (2).
 
     Returns:
         A number >= 1; ``inf`` when the query releases something without noise.
     """
     if records < 1:
         raise ConfigError(f"records per unit must be at least 1. Got {records}")
+    if isinstance(query, SumQuery) and query.whole:
+        return 1.0 if (unit, adjacency) == ("client", "add-remove") else 2.0
     if not isinstance(query, MomentsQuery):
         return records * (1.0 if adjacency == "add-remove" else 2.0)
     if query.exact_counts and adjacency != "replace-same-class":
@@ -146,31 +131,185 @@ def sensitivity(query: Query, adjacency: Adjacency, records: int = 1) -> float:
 
 
 def plan_multiplier(
-    plan: Sequence[Round], adjacency: Adjacency, records: int = 1, *, weak: float = 1.0
+    plan: Sequence[Round],
+    adjacency: Adjacency,
+    records: int = 1,
+    *,
+    unit: Unit = "image",
+    weak: float = 1.0,
 ) -> float:
     """Return the joint sensitivity of a whole plan: σ / this is its effective multiplier.
 
     Gaussian (and zCDP) queries compose exactly: 1/σ_eff² = Σ times·(Δ/(scale·σ))². ``weak`` < 1
-    describes noise that is too small by that factor (for audits).
+    describes noise that is too small by that factor (for audits). What sampling gains is left out.
     """
     if any(r.raw for r in plan):
         return math.inf
     total = 0.0
     for query in (q for r in plan for q in r.queries):
         scale = getattr(query, "scale", 1.0) * weak
-        total += query.times * (sensitivity(query, adjacency, records) / scale) ** 2
+        total += query.times * (sensitivity(query, adjacency, records, unit) / scale) ** 2
     return math.sqrt(total)
 
 
-def dp_event(plan: Sequence[Round], sigma: float, adjacency: Adjacency, records: int = 1) -> Any:
+def is_sampled(plan: Sequence[Round]) -> bool:
+    """Say whether a plan's queries are asked of Poisson samples.
+
+    Raises:
+        PrivacyError: only some of its queries have rates: their noise laws have no common curve.
+    """
+    queries = [q for r in plan for q in r.queries]
+    rated = [isinstance(q, SumQuery) and bool(q.rates) for q in queries]
+    if any(rated) and not all(rated):
+        raise PrivacyError(
+            "queries of one plan must all have sampling rates or none. Got both: give (1.0,) to "
+            "those that use every record"
+        )
+    return any(rated)
+
+
+def sampled_epsilon(
+    plan: Sequence[Round],
+    sigma: float,
+    delta: float,
+    group: int = 1,
+    accountant: Literal["pld", "rdp"] = "pld",
+) -> float:
+    """Return ε of a sampled plan with multiplier ``sigma``; the worst class where rates differ.
+
+    ``group``: how many records two neighbours differ in, each added or removed (a replacement
+    counts two). (e, d)-DP for one record is (g e, d (e^(g e) - 1) / (e^e - 1))-DP for g of them.
+    """
+    if any(r.raw for r in plan) or not sigma > 0:
+        return math.inf
+    parts = tuple((q.scale * sigma, _rate(q), q.times) for r in plan for q in r.queries)
+    at = _sampled_loss(parts, accountant)
+    if group == 1:
+        return at(delta)
+
+    def needed(e: float) -> float:
+        """The ε that one record must have for a group to keep δ, if it has ``e``."""
+        if group * e > 500:
+            return math.inf
+        return at(delta * math.expm1(e) / math.expm1(group * e))
+
+    e = max(at(delta), 1e-9)
+    while math.isfinite(e) and (more := needed(e)) > e:  # rises to the least that is enough
+        e = more * (1 + 1e-6)
+    joint = math.sqrt(sum(times / z**2 for z, _, times in parts))  # what sampling gains left out
+    return min(group * e, epsilon_gaussian(1 / (group * joint), delta))
+
+
+def sampled_rdp(plan: Sequence[Round], sigma: float) -> tuple[float, ...]:
+    """Return the Rényi divergence of a sampled plan for one record added or removed, at `ORDERS`.
+
+    It adds up over releases, order by order, whatever the later ones were made to depend on.
+    """
+    from dp_accounting import rdp
+
+    if any(r.raw for r in plan) or not sigma > 0:
+        return (math.inf,) * len(ORDERS)
+    queries = (q for r in plan for q in r.queries)
+    event = _sampled_event(tuple((q.scale * sigma, _rate(q), q.times) for q in queries))
+    with _quiet():
+        reader = rdp.RdpAccountant(ORDERS).compose(event)
+    return tuple(float(v) for v in reader._rdp)
+
+
+def sampled_sigma(plan: Sequence[Round], epsilon: float, delta: float, group: int = 1) -> float:
+    """Return a multiplier with which a sampled plan is (ε, δ)-DP, of ε within 1 in 1,000."""
+    check_budget(epsilon, delta)
+    parts = tuple((q.scale, _rate(q), q.times) for r in plan for q in r.queries)
+    return _sampled_sigma(parts, epsilon, delta, group)
+
+
+@lru_cache(maxsize=64)
+def _sampled_sigma(
+    parts: tuple[tuple[float, float, int], ...], epsilon: float, delta: float, group: int
+) -> float:
+    queries = tuple(SumQuery(1.0, scale=s, times=t, rates=(q,)) for s, q, t in parts)
+    plan = [Round("pool", queries)]
+
+    def over(log_sigma: float, accountant: Literal["pld", "rdp"] = "pld") -> float:
+        got = sampled_epsilon(plan, math.exp(log_sigma), delta, group, accountant)
+        return min(math.log(max(got, 1e-9) / (epsilon * 0.9995)), 10.0)
+
+    # Rényi accounting takes milliseconds and is never below the loss distribution's: an upper end
+    high = math.log(bisect(lambda s: over(math.log(s), "rdp") <= 0, 0.05, MOST, steps=20))
+    low, above = high - 0.1, over(high)
+    while (below := over(low)) <= 0:
+        high, above, low = low, below, low - 0.1
+    for _ in range(30):  # false position: a loss distribution takes a second
+        if above > -5e-4:  # ε in 0.9990 .. 0.9995 of what is asked
+            break
+        middle = low + (high - low) * min(max((below + 2e-4) / (below - above), 0.02), 0.98)
+        if (at := over(middle)) <= 0:
+            high, above = middle, at
+        else:
+            low, below = middle, at
+    return math.ceil(math.exp(high) * 1e5) / 1e5
+
+
+def _rate(query: Query) -> float:
+    return query.rate if isinstance(query, SumQuery) else 1.0
+
+
+def _sampled_event(parts: tuple[tuple[float, float, int], ...]) -> Any:
+    import dp_accounting as dpa
+
+    return dpa.ComposedDpEvent(
+        [
+            dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z)), t)
+            for z, q, t in parts
+        ]
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep dp_accounting from saying which fractional orders it leaves out, to the safe side."""
+    log = logging.getLogger("absl")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@lru_cache(maxsize=256)
+def _sampled_loss(
+    parts: tuple[tuple[float, float, int], ...], accountant: Literal["pld", "rdp"]
+) -> Callable[[float], float]:
+    """Return δ -> ε of composed (multiplier, sampling rate, times)."""
+    from dp_accounting import pld, rdp
+
+    event = _sampled_event(parts)
+    pessimistic = pld.PLDAccountant(value_discretization_interval=GRID)
+    reader = pessimistic if accountant == "pld" else rdp.RdpAccountant(ORDERS)
+    with _quiet():
+        reader.compose(event)
+    return lambda delta: float(reader.get_epsilon(delta))
+
+
+def dp_event(
+    plan: Sequence[Round],
+    sigma: float,
+    adjacency: Adjacency,
+    records: int = 1,
+    unit: Unit = "image",
+) -> Any:
     """Describe a plan as a dp_accounting ``DpEvent`` (zCDP per query; non-private when raw)."""
     import dp_accounting as dpa
 
-    if math.isinf(plan_multiplier(plan, adjacency, records)):
+    if math.isinf(plan_multiplier(plan, adjacency, records, unit=unit)):
         return dpa.NonPrivateDpEvent()
-    events = []
+    events: list[Any] = []
+    if is_sampled(plan):
+        queries = (q for r in plan for q in r.queries)
+        return _sampled_event(tuple((q.scale * sigma, _rate(q), q.times) for q in queries))
     for query in (q for r in plan for q in r.queries):
-        z = sigma * getattr(query, "scale", 1.0) / sensitivity(query, adjacency, records)
+        z = sigma * getattr(query, "scale", 1.0) / sensitivity(query, adjacency, records, unit)
         event: Any = dpa.ZCDpEvent(rho=0.5 / z**2) if z > 0 else dpa.NonPrivateDpEvent()
         events.append(dpa.SelfComposedDpEvent(event, query.times))
     return dpa.ComposedDpEvent(events) if events else dpa.NoOpDpEvent()
@@ -199,49 +338,3 @@ def odds(epsilon: float) -> str:
         "whoever already thinks it as likely as not that a record was used could, in the worst "
         f"case, come to odds of {size} to 1 for it"
     )
-
-
-def check_budget(epsilon: float, delta: float) -> None:
-    """Raise `ConfigError` unless ε > 0 and 0 < δ < 1."""
-    if not epsilon > 0:
-        raise ConfigError(f"epsilon must be positive (inf for no privacy). Got {epsilon}")
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must lie strictly between 0 and 1. Got {delta}")
-
-
-def _bisect(enough: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the least x in [low, high] for which the monotone ``enough`` holds, rounded up.
-
-    Raises:
-        ConfigError: not even ``high`` is enough.
-    """
-    if not enough(high):
-        raise ConfigError(
-            f"the budget must be met by a multiplier up to {high:g}. Got a tighter one"
-        )
-    for _ in range(200):
-        middle = math.sqrt(low * high)
-        if middle in (low, high):
-            break
-        if enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _argmin(f: Callable[[float], float], low: float, high: float) -> float:
-    """Golden-section minimum of a unimodal function."""
-    ratio = (math.sqrt(5) - 1) / 2
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    fa, fb = f(a), f(b)
-    for _ in range(100):
-        if fa < fb:
-            high, b, fb = b, a, fa
-            a = high - ratio * (high - low)
-            fa = f(a)
-        else:
-            low, a, fa = a, b, fb
-            b = low + ratio * (high - low)
-            fb = f(b)
-    return (low + high) / 2

@@ -12,13 +12,16 @@ from fedgist.privacy.accounting import (
     Law,
     check_budget,
     epsilon_of,
+    is_sampled,
     odds,
     plan_multiplier,
+    sampled_epsilon,
+    sampled_sigma,
     sigma_for,
     sigma_gaussian,
 )
 from fedgist.privacy.client import Contribution
-from fedgist.types import Adjacency, MomentsQuery, Round, Trust, Unit
+from fedgist.types import Adjacency, MomentsQuery, Round, SumQuery, Trust, Unit
 
 __all__ = ["Claim", "Privacy", "calibrate", "claim_of", "summed_sigma"]
 
@@ -88,6 +91,7 @@ class Claim:
         nominal: the ε that was asked for.
         sigma: noise multiplier on the joint add/remove sensitivity of one record.
         sensitivity: the plan's joint sensitivity in the same unit.
+        sampling: which records enter a query.
         readings: ε of the same noise under every adjacency.
         notes: what the reader must know besides.
     """
@@ -105,6 +109,7 @@ class Claim:
     accountant: str
     sigma: float
     sensitivity: float
+    sampling: str
     readings: dict[str, float]
     track: str
     seeded: bool
@@ -135,13 +140,16 @@ def calibrate(plan: Sequence[Round], privacy: Privacy) -> float:
         return 0.0
     if any(isinstance(q, MomentsQuery) and q.basic for q in queries):
         return sigma_gaussian(privacy.epsilon / 2, privacy.delta / 2) * math.sqrt(0.5)
-    joint = plan_multiplier(plan, privacy.adjacency, privacy.records)
+    joint = plan_multiplier(plan, privacy.adjacency, privacy.records, unit=privacy.unit)
     if math.isinf(joint):
         raise PrivacyError(
             f"the plan must be private under {privacy.adjacency} for epsilon = "
             f"{privacy.epsilon:g}. Got one that releases something without noise: use epsilon = "
             "inf, or a method whose plan is private"
         )
+    if is_sampled(plan):
+        group = _group(privacy.adjacency, privacy.records)
+        return sampled_sigma(plan, privacy.epsilon, privacy.delta, group)
     return sigma_for(privacy.epsilon, privacy.delta, LAW) * joint
 
 
@@ -157,15 +165,18 @@ def claim_of(
     """Work out what ``sigma`` really promises for ``plan``; ``secure``: under a secure sum."""
     queries = [q for r in plan for q in r.queries]
     basic = any(isinstance(q, MomentsQuery) and q.basic for q in queries)
-    law: Law = "gaussian" if basic else LAW
-    readings: dict[str, float] = {}
-    adjacency: Adjacency
-    for adjacency in get_args(Adjacency):
-        joint = plan_multiplier(plan, adjacency, privacy.records)
-        multiplier = sigma / joint if joint else math.inf
-        readings[adjacency] = 0.0 if joint == 0 else epsilon_of(multiplier, privacy.delta, law)
+    sampled = is_sampled(plan)
+    law: Law = "gaussian" if basic or sampled else LAW
+    readings = {a: _reading(plan, privacy, sigma, a, law) for a in get_args(Adjacency)}
     notes = list(notes)
+    accountant = "zCDP, tight conversion over all real orders"
+    if sampled:
+        accountant = "privacy loss distribution of the Poisson-sampled Gaussian"
+        group = _group(privacy.adjacency, privacy.records)
+        rdp = sampled_epsilon(plan, sigma, privacy.delta, group, "rdp")
+        notes.append(f"Rényi accounting of the same noise reads ε = {rdp:.4g}")
     if basic:
+        accountant = "analytic Gaussian"
         public = epsilon_of(sigma / privacy.records, privacy.delta, law)
         notes.append(
             f"published mechanism, nominal ε = {privacy.epsilon:g}: exact counts are sent, so no ε "
@@ -176,7 +187,7 @@ def claim_of(
         notes.append(
             "a person is taken to have images at one client only: each client bounds its own"
         )
-    if privacy.trust == "distributed" and sigma > 0 and not secure:
+    if privacy.trust == "distributed" and sigma > 0 and not secure and not _pooled(plan):
         notes.append(
             "a noise share protects only inside a secure sum; the local exchange adds in the clear"
         )
@@ -189,13 +200,16 @@ def claim_of(
         unit=privacy.unit,
         records=privacy.records,
         adjacency=privacy.adjacency,
-        trust=privacy.trust,
-        noise_by=_noise_by(privacy, sigma, secure),
+        trust="local" if _pooled(plan) else privacy.trust,
+        noise_by=_noise_by(plan, privacy, sigma, secure),
         mechanism=_mechanism(plan, basic),
         law=law,
-        accountant="analytic Gaussian" if basic else "zCDP, tight conversion over all real orders",
+        accountant=accountant,
         sigma=sigma,
-        sensitivity=plan_multiplier(plan, privacy.adjacency, privacy.records),
+        sensitivity=float(_group(privacy.adjacency, privacy.records))
+        if sampled
+        else plan_multiplier(plan, privacy.adjacency, privacy.records, unit=privacy.unit),
+        sampling=_sampling(plan),
         readings=readings,
         track=track,
         seeded=privacy.noise == "seeded",
@@ -234,9 +248,47 @@ def summed_sigma(privacy: Privacy, sigma: float, parties: int, present: int | No
     return sigma
 
 
-def _noise_by(privacy: Privacy, sigma: float, secure: bool) -> str:
+def _reading(
+    plan: Sequence[Round], privacy: Privacy, sigma: float, adjacency: Adjacency, law: Law
+) -> float:
+    joint = plan_multiplier(plan, adjacency, privacy.records, unit=privacy.unit)
+    if joint == 0:
+        return 0.0
+    if is_sampled(plan):
+        group = _group(adjacency, privacy.records)
+        return sampled_epsilon(plan, sigma, privacy.delta, group)
+    return epsilon_of(sigma / joint, privacy.delta, law)
+
+
+def _group(adjacency: Adjacency, records: int) -> int:
+    """How many records neighbours differ in, one added or removed at a time."""
+    return records * (1 if adjacency == "add-remove" else 2)
+
+
+def _pooled(plan: Sequence[Round]) -> bool:
+    """Whether clients release to themselves all that the plan asks for."""
+    asked = [r for r in plan if r.queries]
+    return bool(asked) and all(r.reduce == "pool" for r in asked)
+
+
+def _sampling(plan: Sequence[Round]) -> str:
+    if not is_sampled(plan):
+        return "none: every record is in every query"
+    queries = [q for r in plan for q in r.queries if isinstance(q, SumQuery) and q.rate < 1]
+    rates = sorted({q.rate for q in queries})
+    times = sum(q.times for q in queries)
+    if not rates:
+        return "none: every record is in every query"
+    return f"Poisson, each record with probability {', '.join(f'{r:.4g}' for r in rates)}, " + (
+        f"{times} times"
+    )
+
+
+def _noise_by(plan: Sequence[Round], privacy: Privacy, sigma: float, secure: bool) -> str:
     if sigma <= 0:
         return "nobody"
+    if _pooled(plan):
+        return "each client, in full"
     inside = ", inside a secure sum" if secure else ""
     return {
         "local": "each client, in full",
@@ -249,6 +301,9 @@ def _mechanism(plan: Sequence[Round], basic: bool) -> str:
     rounds = sum(bool(r.queries) for r in plan)
     if not rounds:
         return "none"
+    if is_sampled(plan):
+        asked = sum(q.times for r in plan for q in r.queries)
+        return f"{asked} Gaussian releases of clipped sums, rounded to a grid of integers"
     if basic:
         return "Gaussian mechanisms on mean and second moment, at (ε/2, δ/2) each, exact counts"
     if rounds > 1:

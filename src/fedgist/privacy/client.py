@@ -115,6 +115,7 @@ class Client:
         max_images: the task's public bound.
         memory: tensors that survive rounds and never leave.
         seed: decides which images a bounded unit keeps.
+        exact: the claim is ε = inf and says so: `release` adds nothing.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Client:
         max_images: int,
         memory: Tensors | None = None,
         seed: int = 0,
+        exact: bool = False,
     ) -> None:
         if len(images) > max_images:
             raise DataError(
@@ -142,6 +144,7 @@ class Client:
         self._round = rnd
         self._sigma = sigma
         self._noise = noise
+        self._exact = exact
         self._left: Counter[Query] = Counter()
         for q in rnd.queries:
             self._left[q] += q.times
@@ -174,6 +177,11 @@ class Client:
             sums.add(clip_to_grid(z, query.clip, query.levels), labels)
         return Sensitive(query, sums.tensors())
 
+    @property
+    def sigma(self) -> float:
+        """The multiplier of the noise that `release` adds: public, from the plan."""
+        return self._sigma
+
     def sum(
         self, rows_of: Callable[[Tensor, Tensor], Mapping[str, Tensor]], query: SumQuery
     ) -> Sensitive:
@@ -182,9 +190,11 @@ class Client:
         Args:
             rows_of: maps (float32 ``[b, c, h, w]``, int64 ``[b]``) to tensors ``[b, ...]``.
             query: must be in the round's plan. With ``per_class`` the sums are
-                ``[classes, ...]``, a record entering the block of its own class.
+                ``[classes, ...]``, a record entering the block of its own class. With ``rates`` a
+                fresh Poisson sample of the records is taken; it may be empty.
         """
         self._spend(query)
+        images = self._sampled(query)
         totals: dict[str, Tensor] = {}
         blank = torch.zeros(1, *self._images.pixels.shape[1:])
         probe = rows_of(blank, torch.zeros(1, dtype=torch.int64))
@@ -192,7 +202,7 @@ class Client:
         blocks = len(self.classes) if query.per_class else 1
         for name, shape in shapes.items():
             totals[name] = torch.zeros(blocks, shape.numel(), dtype=torch.float64)
-        for x, y in self._images.batches():
+        for x, y in images.batches():
             parts = rows_of(x, y)
             got = {k: list(v.shape) for k, v in parts.items()}
             if got != {k: [len(x), *shape] for k, shape in shapes.items()}:
@@ -208,6 +218,36 @@ class Client:
                 totals[name].index_add_(0, block, piece)
         lead = (blocks,) if query.per_class else ()
         out = {k: v.to(torch.int64).reshape((*lead, *shapes[k])) for k, v in totals.items()}
+        return self._answered(query, out)
+
+    def row(self, make: Callable[[Images], Tensor], query: SumQuery) -> Sensitive:
+        """Clip one row made from all images of this client: what one client adds to a sum.
+
+        Args:
+            make: maps the images to a float tensor of the query's shape; not called when there are
+                none, as an empty client adds zeros.
+            query: must be in the round's plan, with ``whole`` and a shape.
+        """
+        self._spend(query)
+        if not query.whole:
+            raise UnplannedQuery(f"{self.name}: a row must be planned with whole. Got {query}")
+        row = make(self._images) if len(self._images) else torch.zeros(query.shape)
+        flat = clip_to_grid(self._rows(row.reshape(1, -1), 1), query.clip, query.levels)
+        return self._answered(query, {"rows": flat.to(torch.int64).reshape(row.shape)})
+
+    def _sampled(self, query: SumQuery) -> Images:
+        if query.rate == 1 and len(set(query.rates)) <= 1:
+            return self._images
+        if len(query.rates) not in (1, len(self.classes)):
+            raise DataError(
+                f"{self.name}: rates must be one, or one for each of {len(self.classes)} classes. "
+                f"Got {len(query.rates)}"
+            )
+        rates = torch.tensor(query.rates, dtype=torch.float64)
+        each = rates.expand(len(self.classes)) if len(rates) == 1 else rates
+        return self._images.take(self._noise.chosen(each[self._images.labels]))
+
+    def _answered(self, query: SumQuery, out: Tensors) -> Sensitive:
         if query.shape and {k: tuple(v.shape) for k, v in out.items()} != {"rows": query.shape}:
             raise DataError(
                 f"{self.name}: sums must be the plan's 'rows' {list(query.shape)}. "
@@ -217,6 +257,8 @@ class Client:
 
     def release(self, s: Sensitive) -> Tensors:
         """Add all of the noise here. The result (int64, grid units) may be used or may leave."""
+        if self._exact and self._sigma == 0:
+            return open_sensitive(s)
         if not self._sigma > 0:
             raise PrivacyError("a release must carry noise. Got sigma = 0: the plan is not private")
         exact = open_sensitive(s)

@@ -8,18 +8,18 @@ once, when a data set is first seen, and totals are taken over cells.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
 from typing import Any, Protocol
 
 import torch
 
-from fedgist.privacy.accounting import Law
-from fedgist.privacy.spending import Cell, Reading, Release, epsilon_total, totals
-from fedgist.types import Images
+from fedgist.privacy.accounting import ORDERS, Law
+from fedgist.privacy.spending import Cell, Reading, Release, Spent, resampled, totals
+from fedgist.types import Adjacency, Images
 
-__all__ = ["TABLES", "Book", "admit", "digest_of", "fingerprint", "hashes_of"]
+__all__ = ["TABLES", "Book", "admit", "digest_of", "fingerprint", "hashes_of", "keep_curve"]
 
 HASH = 16  # bytes: no two of 1e6 images meet by chance (2^-89)
 
@@ -34,6 +34,9 @@ CREATE TABLE releases (id INTEGER PRIMARY KEY, task TEXT NOT NULL, round INTEGER
                        set_id INTEGER NOT NULL, time TEXT NOT NULL, body TEXT NOT NULL,
                        by TEXT NOT NULL, UNIQUE (task, round, set_id));
 """
+
+# Made with the first release that has a curve. Whoever does not know of it reads ρ, which is more.
+CURVES = "CREATE TABLE IF NOT EXISTS curves (release INTEGER PRIMARY KEY, body TEXT NOT NULL)"
 
 
 def fingerprint(images: Images, salt: bytes, form: str = "") -> str:
@@ -77,8 +80,10 @@ class Book:
         """Read all but the hashes."""
         epsilon, delta = con.execute("SELECT epsilon, delta FROM holder").fetchone()
         made: dict[int, list[Release]] = {}
-        for i, body in con.execute("SELECT set_id, body FROM releases ORDER BY id"):
-            made.setdefault(i, []).append(Release(**json.loads(body)))
+        curves = _curves(con)
+        for n, i, body in con.execute("SELECT id, set_id, body FROM releases ORDER BY id"):
+            release = Release(**json.loads(body), curve=curves.get(n, {}))
+            made.setdefault(i, []).append(release)
         form = dict(con.execute("SELECT id, form FROM sets"))
         cover: dict[int, set[int]] = {}
         for cell, i in con.execute("SELECT cell, set_id FROM cover"):
@@ -97,8 +102,8 @@ class Book:
         # The tighter curve of continuous noise holds where all of it is continuous.
         return "gaussian" if {r.law for r in self.every} == {"gaussian"} else "discrete-gaussian"
 
-    def totals(self, through: int | None = None) -> dict[Reading, float]:
-        """Return ρ by reading; of records of one data set, or of all."""
+    def totals(self, through: int | None = None) -> dict[Reading, Spent]:
+        """Return what was spent by reading; by records of one data set, or by all."""
         own = [c for c in self.cells if through is None or through in c[1]]
         if through is not None:  # their people may be in sets of other forms
             forms = {form for form, _ in own}
@@ -107,20 +112,36 @@ class Book:
             Cell(form, tuple(r for i in sorted(sets) for r in self.made.get(i, ())))
             for form, sets in own
         ]
-        return totals(cells, self.every)
+        return totals(cells, self.every, self.read_at)
 
     def worst(self, through: int | None = None) -> float:
         """Return the largest ε of all promised readings."""
         return max(map(self.read_at, self.totals(through).values()), default=0.0)
 
-    def read_at(self, rho: float) -> float:
+    def read_at(self, spent: Spent) -> float:
         """Return ε of a total at the cap's δ."""
-        return epsilon_total(rho, self.delta, self.law)
+        return spent.epsilon(self.delta, self.law)
 
     def swapped(self, old: Release, new: Release) -> Book:
         """Return the same with one release in the place of another."""
         made = {i: [new if r == old else r for r in rs] for i, rs in self.made.items()}
         return replace(self, made=made)
+
+
+def keep_curve(con: Database, release: int, curve: Mapping[Adjacency, Sequence[float]]) -> None:
+    """Write down what sampling gains for a release, known by its number."""
+    if curve:
+        con.execute(CURVES)
+        body = json.dumps({"orders": ORDERS, "curve": curve}, sort_keys=True)
+        con.execute("INSERT INTO curves VALUES (?, ?)", (release, body))
+
+
+def _curves(con: Database) -> dict[int, dict[Adjacency, tuple[float, ...]]]:
+    """Return release -> adjacency -> curve, wherever one was written down."""
+    if not con.execute("SELECT 1 FROM sqlite_master WHERE name = 'curves'").fetchone():
+        return {}
+    kept = [(i, json.loads(body)) for i, body in con.execute("SELECT release, body FROM curves")]
+    return {i: {a: resampled(k["orders"], c) for a, c in k["curve"].items()} for i, k in kept}
 
 
 def admit(con: Database, data: str, form: str, hashes: list[bytes]) -> int:

@@ -6,6 +6,9 @@ add up for that image, whatever else the sets hold, in whatever order, with what
 that were covered by exactly the same data sets form one cell, so that totals are taken over a few
 cells and not over a million images. How ρ adds up is said in `fedgist.privacy.spending`.
 
+What sampling gains is in a table of its own, ``curves``, made when the first such release comes. A
+FedGist that does not know it reads the same file, to larger totals.
+
 What it cannot see: that a file was encoded anew, cropped or turned (another image to it), that two
 images show the same person, that an image is twice in one set (two records), and what was released
 without it. Data of other people belong in a ledger of their own. The key of the hashes is a second
@@ -35,9 +38,17 @@ from typing import Any, final
 
 from fedgist.errors import ConfigError, PrivacyError
 from fedgist.privacy.accounting import check_budget
-from fedgist.privacy.coverage import TABLES, Book, admit, digest_of, fingerprint, hashes_of
+from fedgist.privacy.coverage import (
+    TABLES,
+    Book,
+    admit,
+    digest_of,
+    fingerprint,
+    hashes_of,
+    keep_curve,
+)
 from fedgist.privacy.identity import write_new
-from fedgist.privacy.spending import Release, release_of, rho_of
+from fedgist.privacy.spending import Release, Spent, release_of, rho_of
 from fedgist.types import Images
 from fedgist.whole import write_whole
 
@@ -132,7 +143,8 @@ class Ledger:
             total); ``totals``: for every reading that was promised ``unit``, ``adjacency``, ``rho``
             and ``epsilon`` at the cap's δ; ``data``: for each data set ``data`` (fingerprint),
             ``images``, ``form``, ``releases`` and ``epsilon`` of its worst record; ``entries``: the
-            fields of every `Release` with ``data``, ``images`` and ``time`` (UTC), oldest first.
+            fields of every `Release` but its curve, with ``data``, ``images`` and ``time`` (UTC),
+            oldest first. Every ``rho`` leaves out what sampling gains, every ``epsilon`` has it.
         """
         with self._open() as con, self._reading(con):
             book = Book.read(con)
@@ -155,8 +167,8 @@ class Ledger:
             "cap": {"epsilon": book.epsilon, "delta": book.delta},
             "epsilon": total,
             "totals": [
-                {"unit": u, "adjacency": a, "rho": rho, "epsilon": book.read_at(rho)}
-                for (u, a), rho in book.totals().items()
+                {"unit": u, "adjacency": a, "rho": spent.rho, "epsilon": book.read_at(spent)}
+                for (u, a), spent in book.totals().items()
             ],
             "data": data,
             "entries": entries,
@@ -181,7 +193,8 @@ class Ledger:
         self, con: sqlite3.Connection, release: Release, hashes: list[bytes], by: str | None
     ) -> bool:
         """Add a release within a transaction, unless it is there or passes the cap."""
-        body = json.dumps(asdict(release), sort_keys=True)
+        facts = {k: v for k, v in asdict(release).items() if k != "curve"}
+        body = json.dumps(facts, sort_keys=True)
         data = digest_of(hashes, release.form)
         row = con.execute("SELECT id FROM sets WHERE data = ?", (data,)).fetchone()
         set_id = int(row[0]) if row else admit(con, data, release.form, hashes)
@@ -203,23 +216,24 @@ class Ledger:
                 )
             return False
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        con.execute(
+        added = con.execute(
             "INSERT INTO releases (task, round, set_id, time, body, by) VALUES (?, ?, ?, ?, ?, ?)",
             (*key, now, body, by or ""),
         )
+        keep_curve(con, added.lastrowid or 0, release.curve)
         self._enforce(Book.read(con), release, set_id)
         return True
 
     def _enforce(self, book: Book, new: Release, set_id: int) -> None:
         """Refuse if a record of the data set has spent more than the cap, with the new release."""
-        for reading, rho in book.totals(set_id).items():
-            total = book.read_at(rho)
+        for reading, spent in book.totals(set_id).items():
+            total = book.read_at(spent)
             if total > book.epsilon * (1 + SLACK):
-                free = replace(new, rho=dict.fromkeys(new.rho, 0.0))
-                before = book.swapped(new, free).totals(set_id).get(reading, 0.0)
+                free = replace(new, rho=dict.fromkeys(new.rho, 0.0), curve={})
+                before = book.swapped(new, free).totals(set_id).get(reading, Spent())
                 hint = (
                     "; releases stated for a finer unit bound nothing for this one"
-                    if any(r.under(reading) > max(r.rho.values()) for r in book.every)
+                    if any(r.under(reading).rho > max(r.rho.values()) for r in book.every)
                     else ""
                 )
                 raise PrivacyError(

@@ -7,11 +7,16 @@ floats depends on the sum and gives neighbours away.
 * `SystemNoise`: OpenDP's exact sampler, randomness from the operating system. Real releases.
 * `SeededNoise`: the same law by inversion from a seeded generator. Simulations only; every report
   and gist says so.
+
+Sampled queries (`SumQuery.rates`) take a rounded Gaussian (`privacy.rounded`) instead: a sum of
+integers plus round(N(0, s²)) is round(sum + N(0, s²)), so whatever holds for continuous noise and
+Poisson samples holds for it. A sum of shares of it is no such thing: it is never shared.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -20,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedgist.errors import ConfigError, PrivacyError
+from fedgist.privacy import rounded
 from fedgist.types import MomentsQuery, Query, SumQuery, Tensors
 
 __all__ = [
@@ -47,6 +53,12 @@ class Noise(Protocol):
     def sample(self, scale: float, size: int) -> Tensor:
         """Return int64 ``[size]`` drawn from N_Z(0, ``scale``²)."""
 
+    def rounded(self, scale: float, size: int) -> Tensor:
+        """Return int64 ``[size]`` drawn from round(N(0, ``scale``²))."""
+
+    def chosen(self, rates: Tensor) -> Tensor:
+        """Return bool ``[n]``, each true with its own probability, float64 ``rates``."""
+
 
 class SystemNoise:
     """OpenDP's discrete Gaussian with the operating system's randomness."""
@@ -58,6 +70,16 @@ class SystemNoise:
         if size == 0 or scale == 0:
             return torch.zeros(size, dtype=torch.int64)
         return torch.tensor(_opendp_gaussian(scale, size)([0] * size), dtype=torch.int64)
+
+    def rounded(self, scale: float, size: int) -> Tensor:
+        """Return int64 ``[size]``, by exact inversion."""
+        if size == 0 or scale == 0:
+            return torch.zeros(size, dtype=torch.int64)
+        return torch.from_numpy(rounded.rounded_gaussian(scale, size, os.urandom))
+
+    def chosen(self, rates: Tensor) -> Tensor:
+        """Return bool ``[n]``."""
+        return torch.from_numpy(rounded.chosen(rates.numpy(), os.urandom))
 
 
 @lru_cache(maxsize=64)
@@ -87,6 +109,14 @@ class SeededNoise:
         values, cumulative = _table(scale)
         drawn = values[np.searchsorted(cumulative, self._rng.random(size), side="right")]
         return torch.from_numpy(drawn)
+
+    def rounded(self, scale: float, size: int) -> Tensor:
+        """Return int64 ``[size]``."""
+        return torch.from_numpy(rounded.simulated(scale, size, self._rng))
+
+    def chosen(self, rates: Tensor) -> Tensor:
+        """Return bool ``[n]``."""
+        return torch.from_numpy(self._rng.random(len(rates))) < rates
 
 
 @lru_cache(maxsize=16)
@@ -160,6 +190,10 @@ def noise_tensors(
     scales = noise_scales(query, sigma)
     if isinstance(query, MomentsQuery) and query.exact_counts:
         scales["count"] = (0.0, 0.0)
+    sampled = isinstance(query, SumQuery) and bool(query.rates)
+    if sampled and parties > 1:
+        raise PrivacyError("noise of a sampled query must not be shared. Got trust = distributed")
+    draw = noise.rounded if sampled else noise.sample
     out: Tensors = {}
     for name in sorted(like):
         shape = like[name].shape
@@ -170,7 +204,7 @@ def noise_tensors(
         if parties > 1:
             plain, off = (share_scale(s, parties, missing) for s in (plain, off))
         if plain == off:
-            out[name] = noise.sample(plain, like[name].numel()).reshape(shape)
+            out[name] = draw(plain, like[name].numel()).reshape(shape)
             continue
         assert isinstance(query, MomentsQuery)
         d = query.dim  # the triangle starts with its diagonal
