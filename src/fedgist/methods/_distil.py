@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedgist.errors import ConfigError
-from fedgist.train import Recipe, train
+from fedgist.train import Recipe, train_converged
 from fedgist.types import Images, Outcome, Piece, Task, Tensors
 
 __all__ = ["Canvas", "Server", "gist", "pieces", "pooled_images"]
@@ -126,6 +126,7 @@ class Server:
 
     Attributes:
         recipe: how the network is trained on them.
+        restarts: how often training may begin anew, see `train_converged`.
         least: a client's images of a class are left out where it has fewer real ones than this many
             times the number from which its sums say something (`_descent.signal_level`).
     """
@@ -133,6 +134,7 @@ class Server:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     recipe: Recipe = STUDENT
+    restarts: int = 1
     least: float = 1.0
 
     def outcome(
@@ -141,10 +143,11 @@ class Server:
         """Form, choose and train; ``level`` is that number of images."""
         started = time.perf_counter()
         images = pooled_images(tensors, canvas, task, self.least * level)
-        network = train(images, self.recipe, rng)
+        network, scores = train_converged(images, self.recipe, rng, self.restarts)
         details = {
             "counts": tensors["counts"].view(-1, len(task.classes)).clamp(min=0).sum(0).tolist(),
             "kept": len(images),
+            "restarts": scores,
             "level": level,
             "seconds": {"train": time.perf_counter() - started},
         }

@@ -28,7 +28,7 @@ from fedgist.heads.match import Matching, match, net_means
 from fedgist.method import Gist, Method
 from fedgist.methods._distil import Canvas, Server
 from fedgist.privacy.client import Client
-from fedgist.train import train
+from fedgist.train import train_converged
 from fedgist.types import (
     Images,
     Merged,
@@ -132,9 +132,11 @@ class CollabDM(Method):
         start = Images(pixels, labels, task.classes)
         done = match(release, self.networks, start, self.matching, rng)
         matched = time.perf_counter()
-        network = train(done.images, self.server.recipe, rng)
+        server = self.server
+        network, scores = train_converged(done.images, server.recipe, rng, server.restarts)
         details = {
             "counts": [round(n, 1) for n in counts.tolist()],
+            "restarts": scores,
             "match": {"history": done.history, "noise": done.noise},
             "seconds": {"match": matched - started, "train": time.perf_counter() - matched},
         }

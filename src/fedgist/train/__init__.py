@@ -7,6 +7,7 @@ from fedgist.train.models import MODELS, build_model
 from fedgist.train.network import Network
 from fedgist.train.personal import Personal, personalise
 from fedgist.train.recipe import Recipe
+from fedgist.train.restarts import train_converged
 
 __all__ = [
     "MODELS",
@@ -23,4 +24,5 @@ __all__ = [
     "personalise",
     "split",
     "train",
+    "train_converged",
 ]

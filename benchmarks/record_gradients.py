@@ -1,0 +1,93 @@
+"""Measure three ways to per-record gradients of the matching loss, and embeddings alone.
+
+Usage: python benchmarks/record_gradients.py [--out RESULTS.json]
+
+One thread, images of 28x28, 12 synthetic images of 14x14 a class, medians of runs in alternation.
+*Records a second* is what a client's sampled records cost in one round: gradients with respect to
+the synthetic images (`anis`), by copies, by vmap of a vector-Jacobian product, and from the whole
+Jacobian; *embeddings* is all that noise on class sums of embeddings takes (`ndpdc`, `collab_dm`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch loads OpenMP
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from run import provenance, save, say
+from torch import Tensor
+
+from fedgist.data import open_source
+from fedgist.encoders import RandomConv
+from fedgist.methods._descent import View
+from fedgist.methods._distil import Canvas
+from fedgist.methods._gradients import by_copies, by_jacobian, by_vmap
+
+REPEATS = 3
+
+
+def main() -> int:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    here = Path(__file__).parent / "results" / "record_gradients.json"
+    parser.add_argument("--out", type=Path, default=here)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    source = open_source("fashion-mini")
+    task = source.task()
+    images = source.images("train", task)
+    canvas, rng = Canvas(3, 2), torch.Generator().manual_seed(0)
+    free = canvas.start(task, rng)
+    rows = []
+    for width, strided in ((16, True), (16, False), (32, True)):
+        nets = RandomConv(0, 1, width, strided=strided)
+        view = View(partial(embedded, nets), canvas, task, "flip", rng)
+        for records in (50, 250):
+            x, y = images.floats(slice(0, records)), images.labels[:records]
+            speed = {k: records / s for k, s in medians(ways(view, free, x, y)).items()}
+            row: dict[str, Any] = {"width": width, "strided": strided, "records": records}
+            rows.append(row | {"records_per_second": speed})
+            say(str(rows[-1]))
+    save(args.out, {"benchmark": "record_gradients"} | provenance([]) | {"cases": rows})
+    return 0
+
+
+def embedded(nets: RandomConv, x: Tensor, y: Tensor) -> Tensor:
+    """Embed images whatever their labels."""
+    return nets.embed(x)[:, 0]
+
+
+def ways(view: View, free: Tensor, x: Tensor, y: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Return what is measured."""
+    v = view.cotangents(free, x, y)
+    return {
+        "by copies": lambda: by_copies(view.means, free, y, v),
+        "by vmap": lambda: by_vmap(view.means, free, y, v),
+        "by jacobian": lambda: by_jacobian(view.means, free, y, v),
+        "embeddings": lambda: view.real(x, y),
+    }
+
+
+def medians(ways: dict[str, Callable[[], Tensor]]) -> dict[str, float]:
+    """Return median seconds of each, taken in alternation."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(REPEATS + 1):
+        for name, work in ways.items():
+            started = time.perf_counter()
+            work()
+            taken[name].append(time.perf_counter() - started)
+    return {name: statistics.median(s[1:]) for name, s in taken.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
