@@ -56,7 +56,8 @@ def print_plan(record: Mapping[str, Any]) -> None:
         ("odds", claim["odds"]),
         ("mechanism", f"{claim['mechanism']}; σ = {claim['sigma']:.4f}; {claim['accountant']}"),
         ("other readings", _readings(claim)),
-        ("radius", f"{record['radius']:.4g} ({record['track']})"),
+        ("sampling", claim["sampling"]),
+        ("public data", record["track"]),
         ("upload per client", _size(record["bytes_up"])),
         ("expected signal", record["signal"]),
     ]
@@ -77,6 +78,7 @@ def print_task(record: Mapping[str, Any]) -> None:
         ("privacy", claim["line"]),
         ("odds", claim["odds"]),
         ("mechanism", f"{claim['mechanism']}; σ = {claim['sigma']:.4f}; {claim['accountant']}"),
+        ("sampling", claim["sampling"]),
         ("classes", ", ".join(record["task"]["classes"])),
         ("method", f"{record['method']}, {record['rounds']} round(s)"),
         ("encoders", "\n".join(f"{k} {v[:16]}" for k, v in record["encoders"].items())),

@@ -20,6 +20,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedgist.errors import ConfigError
 from fedgist.methods._distil import Canvas
@@ -37,12 +38,16 @@ __all__ = [
     "descend",
     "gradient_query",
     "matching_gradient",
+    "mean_query",
+    "mean_start",
     "rates_of",
     "signal_level",
 ]
 
 DECAY = (0.9, 0.99)  # of the descent's moments
 COUNT = 8.0  # noise multiplier of the counts over that of the gradients: a few images, almost free
+MEAN = 4.0  # of the class means
+SPREAD = 0.5  # of the noise that tells images apart which start at one mean
 GAMMA = 1e-3  # of a normalised gradient: one this short keeps half of its share
 TELL = 0.5  # weight of "my norm is below the clip" beside a clipped gradient
 QUICKEN = 0.3  # how fast a quantile clip moves
@@ -140,6 +145,44 @@ class Rule:
             share = (told / TELL + 0.5).clamp(0, 1)
             return bounds * torch.exp(-QUICKEN * (share - self.quantile))
         return bounds * self.decay
+
+
+def mean_query(task: Task, canvas: Canvas) -> SumQuery:
+    """Return the query for class sums of images shrunk to a tile, less one half; never clipped."""
+    side = canvas.tile(task)
+    numbers = task.channels * side**2
+    return SumQuery(
+        math.sqrt(numbers) / 2,
+        levels=1024,
+        scale=MEAN,
+        per_class=True,
+        name="mean",
+        shape=(len(task.classes), numbers),
+        rates=(1.0,),
+    )
+
+
+def mean_start(
+    client: Client, task: Task, canvas: Canvas, counts: Tensor, rng: torch.Generator
+) -> Tensor:
+    """Begin at noised class means, each image with smooth noise of its own.
+
+    A mean is shrunk towards grey by its known noise (James and Stein, 1961).
+
+    Returns:
+        float32 ``[C, tiles, channels, tile, tile]`` in [0, 1].
+    """
+    query, side = mean_query(task, canvas), canvas.tile(task)
+    made = client.sum(
+        lambda x, y: {"rows": F.adaptive_avg_pool2d(x, (side, side)).flatten(1) - 0.5}, query
+    )
+    n = counts.clamp(min=1)[:, None]
+    mean = client.release(made)["rows"].to(torch.float32) * (query.clip / query.levels) / n
+    std = client.sigma * query.scale * query.clip / n
+    energy = mean.square().sum(1, keepdim=True).clamp(min=1e-30)
+    mean = mean * (1 - mean.shape[1] * std**2 / energy).clamp(min=0)
+    smooth = canvas.start(task, rng) - 0.5
+    return (0.5 + mean.view(len(n), 1, task.channels, side, side) + SPREAD * smooth).clamp(0, 1)
 
 
 def gradient_query(

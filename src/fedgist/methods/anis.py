@@ -2,9 +2,9 @@
 
 Li et al., "Secure and Efficient One-Shot Federated Learning Based on Dataset Distillation",
 Journal of Southwest University 2026, doi 10.13718/j.cnki.xdzk.2026.04.011, Algorithms 1 and 2
-(ANIS, adaptive noise injection). Every client moves a few synthetic images per class, from noise,
-until fresh random networks see in them what they see in its real images; per-record gradients are
-bounded, summed and noised. It sends the images once; the server pools them and trains.
+(ANIS, adaptive noise injection). Every client moves a few synthetic images per class until fresh
+random networks see in them what they see in its real images; per-record gradients are bounded,
+summed and noised. It sends the images once; the server pools them and trains.
 
 As published the guarantee does not hold. The clip of the next round, and with it the scale of the
 noise, is the mean norm of the last gradients *before* noise: neighbouring data sets get noise of
@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fedgist.encoders import RandomConv
 from fedgist.errors import ConfigError
@@ -46,6 +47,8 @@ from fedgist.methods._descent import (
     count_query,
     descend,
     gradient_query,
+    mean_query,
+    mean_start,
     rates_of,
     signal_level,
 )
@@ -74,6 +77,7 @@ class ANIS(Method):
             more or fewer images is sampled at the same rate.
         lr: η_s: the highest step, root mean square over a class's pixels, in units of [0, 1];
             falls to 0 along a cosine.
+        start_at: noised class means, a release of their own, or noise.
         strategy: how a record's gradient is bounded.
         clip: the clip in the first round: of ``fixed`` and ``quantile``, and of ``parity``. Public.
         decay: factor on the ``fixed`` clip from round to round. Public.
@@ -92,7 +96,8 @@ class ANIS(Method):
     rounds: int = 60
     batch: float = 32.0
     class_size: tuple[int, ...] = (600,)
-    lr: float = 0.15
+    lr: float = 0.1
+    start_at: Literal["mean", "noise"] = "mean"
     strategy: Literal["normalised", "fixed", "quantile"] = "normalised"
     clip: float = 0.1
     decay: float = 1.0
@@ -140,7 +145,9 @@ class ANIS(Method):
         sends = pieces(self.canvas, task)
         if self.parity == "paper":
             return [Round("pool", raw=True, sends=sends)]
-        return [Round("pool", (count_query(task), self._gradient(task)), sends=sends)]
+        first = (mean_query(task, self.canvas),) if self.start_at == "mean" else ()
+        queries = (count_query(task), *first, self._gradient(task))
+        return [Round("pool", queries, sends=sends)]
 
     def start(self, task: Task, rng: torch.Generator) -> State:
         """Nothing to broadcast: networks are drawn by the clients."""
@@ -150,10 +157,14 @@ class ANIS(Method):
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
     ) -> Gist:
         """Distil: release a noised sum of gradients, move the images, again."""
-        descent = Descent(self.canvas.start(task, rng), self.lr, self.rounds)
         if self.parity == "paper":
-            return self._paper(client.raw(), task, descent, rng)
+            return self._paper(client.raw(), task, self.canvas.start(task, rng), rng)
         counts = class_counts(client, task)
+        if self.start_at == "mean":
+            free = mean_start(client, task, self.canvas, counts, rng)
+        else:
+            free = self.canvas.start(task, rng)
+        descent = Descent(free, self.lr, self.rounds)
         descend(
             client,
             self._gradient(task),
@@ -187,9 +198,9 @@ class ANIS(Method):
         rates = rates_of(self.batch, self.class_size, task)
         return gradient_query(task, self.canvas, self.rule, rates, self.rounds)
 
-    def _paper(self, images: Images, task: Task, descent: Descent, rng: torch.Generator) -> Tensors:
+    def _paper(self, images: Images, task: Task, free: Tensor, rng: torch.Generator) -> Tensors:
         """Algorithm 2 to the letter. Not private: see the module's text."""
-        free, classes = descent.free, len(task.classes)
+        classes = len(task.classes)
         clip = torch.full((classes,), self.clip)
         norms = [clip.clone() for _ in range(HISTORY - 1)]
         many = min(len(images), round(self.batch * classes))

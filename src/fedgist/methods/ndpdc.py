@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ from fedgist.methods._descent import (
     class_counts,
     count_query,
     matching_gradient,
+    mean_query,
+    mean_start,
     rates_of,
     signal_level,
 )
@@ -59,6 +61,7 @@ class NDPDC(Method):
         passes: steps with every release.
         batch, class_size: the sampling rate is ``batch / class_size``, as in `anis`.
         lr: the highest step, root mean square over a class's pixels; falls to 0 along a cosine.
+        start_at: noised class means, a release of their own, or noise.
         width: channels of the random networks.
         augment: `_siamese.siamese`; ``shift`` where a mirrored image means something else.
         server: how pooled images are chosen and trained on.
@@ -71,7 +74,8 @@ class NDPDC(Method):
     passes: int = 4
     batch: float = 64.0
     class_size: tuple[int, ...] = (600,)
-    lr: float = 0.15
+    lr: float = 0.1
+    start_at: Literal["mean", "noise"] = "mean"
     width: int = 16
     augment: Policy = "flip"
     server: Server = SERVER
@@ -90,7 +94,8 @@ class NDPDC(Method):
 
     def plan(self, task: Task) -> Sequence[Round]:
         """One pool round: noised counts, then ``rounds`` noised class sums of embeddings."""
-        queries = (count_query(task), self._sums(task))
+        first = (mean_query(task, self.canvas),) if self.start_at == "mean" else ()
+        queries = (count_query(task), *first, self._sums(task))
         return [Round("pool", queries, sends=pieces(self.canvas, task))]
 
     def start(self, task: Task, rng: torch.Generator) -> State:
@@ -106,7 +111,11 @@ class NDPDC(Method):
         rates = torch.tensor(query.rates).expand(len(task.classes))
         expected = (rates * counts.clamp(min=1))[:, None]
         std = client.sigma * query.scale * query.clip / expected[:, 0]
-        descent = Descent(self.canvas.start(task, rng), self.lr, self.rounds * self.passes)
+        if self.start_at == "mean":
+            free = mean_start(client, task, self.canvas, counts, rng)
+        else:
+            free = self.canvas.start(task, rng)
+        descent = Descent(free, self.lr, self.rounds * self.passes)
         kept: list[tuple[View, Tensor]] = []
         for _ in range(self.rounds):
             seed = int(torch.randint(2**31, (), generator=rng))
