@@ -36,6 +36,9 @@ HEADS = {
     "decode": "a network trained on the synthetic images only",
     "match": "a network trained on synthetic images that were moved to look, to random networks, "
     "as the classes do",
+    "distilled": "a network trained on distilled images only",
+    "fedavg": "the clients' networks, averaged round by round",
+    "dp_fedavg": "one network, moved by clipped and noised sums",
 }
 BLOCKS = {
     "count": "how many images each class has",
@@ -43,6 +46,10 @@ BLOCKS = {
     "second": "sum of the products of code entries, per class",
     "pooled": "the same products, summed over all classes",
     "rows": "sum of what each image adds, clipped to a fixed length",
+    "pixels": "synthetic images",
+    "counts": "how many images each class has",
+    "update": "how far training moved the network's weights",
+    "images": "how many images there are",
 }
 ADJACENCY = {
     "add-remove": "whether one {unit} was there at all, and everything about it",
