@@ -134,7 +134,7 @@ def blocks(plan: Plan, task: Task, privacy: Privacy) -> list[dict[str, Any]]:
             "numbers": math.prod(p.shape),
             "bits": p.bits,
             "bytes": math.prod(p.shape) * p.bits // 8,
-            "noise": None,
+            "noise": "inside" if rnd.queries and plan.sigma > 0 else None,
         }
         for r, rnd in enumerate(plan.rounds)
         for p in rnd.sends

@@ -241,7 +241,9 @@ def _who(party: Mapping[str, str]) -> str:
     return f"{party['name']}  {party['fingerprint']}"
 
 
-def _noise(scales: Sequence[float] | None) -> str:
+def _noise(scales: Sequence[float] | str | None) -> str:
+    if isinstance(scales, str):
+        return scales
     if not scales:
         return "none"
     plain, off = scales
