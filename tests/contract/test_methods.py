@@ -25,11 +25,11 @@ from fedgist.types import Images, Round, Task
 CANVAS = ["method.canvas.per_class=1", "method.class_size=[20]", "method.batch=8"]
 SERVER = ["method.server.recipe.steps=3", "method.server.recipe.width=4"]
 QUICK = {
-    "anis": [*CANVAS, *SERVER, "method.rounds=3", "method.width=2"],
+    "anis": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
     "dm": ["method.canvas.per_class=1", *SERVER, "method.steps=2", "privacy.epsilon=inf"],
-    "ndpdc": [*CANVAS, *SERVER, "method.rounds=3", "method.width=2"],
+    "ndpdc": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
     "ppfl_dc": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
-    "feddm": [*CANVAS, *SERVER, "method.rounds=2", "method.steps=2"],
+    "feddm": [*CANVAS, *SERVER, "method.rounds=2", "method.steps=1"],
     "fedavg": ["privacy.epsilon=inf", "method.rounds=2", "method.recipe.width=4"],
     "dp_fedavg": ["method.rounds=2", "method.recipe.width=4"],
     "collab_dm": [
@@ -128,6 +128,8 @@ def test_same_seed_same_bytes_and_global_rng_untouched(name, task, images):
 def test_letters_and_a_shared_folder_give_what_one_process_does(
     name, trust, task, images, tmp_path
 ):
+    if trust != "local" and not any(r.noised for r in build(name).plan(task)):
+        pytest.skip("who adds noise matters to sums only")
     base = [f"method.name={name}", *QUICK.get(name, []), "privacy.noise=seeded"]
     options = {"sets": [f"privacy.trust={trust}"], "base": base}
     fed = federation(tmp_path / "letters", task, thirds(images), **options)
@@ -211,6 +213,8 @@ def test_gist_shape_is_the_same_for_every_client(name, task, images, kind):
 @pytest.mark.parametrize("trust", ["central", "local", "distributed"])
 def test_every_trust_model_runs_to_a_finite_outcome(name, task, images, trust):
     method = build(name)
+    if trust != "local" and not any(r.noised for r in method.plan(task)):
+        pytest.skip("who adds noise matters to sums only")
     if trust == "distributed" and hasattr(method, "count_weight"):
         method = replace(method, count_weight=16)
     outcome, _ = run_once(method, task, thirds(images), terms(method, task, 3, trust=trust))

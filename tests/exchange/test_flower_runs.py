@@ -24,7 +24,7 @@ QUICK = {
     "dm": ["method.canvas.per_class=1", *SERVER, "method.steps=2", "privacy.epsilon=inf"],
     "ndpdc": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
     "ppfl_dc": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
-    "feddm": [*CANVAS, *SERVER, "method.rounds=2", "method.steps=2"],
+    "feddm": [*CANVAS, *SERVER, "method.rounds=2", "method.steps=1"],
     "fedavg": ["privacy.epsilon=inf", "method.rounds=2", "method.recipe.width=4"],
     "dp_fedavg": ["method.rounds=2", "method.recipe.width=4"],
     "collab_dm": [*SERVER, "method.nets=2", "method.width=4", "method.matching.steps=2"],
@@ -81,6 +81,8 @@ def run(fed, grid, patience=0.2):
 def test_every_method_equals_the_local_exchange(tmp_path, task, parts, name, trust):
     sets = [f"method.name={name}", *QUICK.get(name, []), f"privacy.trust={trust}"]
     fed = federation(tmp_path, task, parts, sets, base=["privacy.noise=seeded"])
+    if trust != "local" and not any(r.noised for r in fed.agreement.plan.rounds):
+        pytest.skip("who adds noise matters to sums only")
     ended: list[str] = []
     outcome, exchange = run(fed, grid_of(fed, ended))
     assert outcome_bytes(outcome) == outcome_bytes(fed.local(parts))
