@@ -40,12 +40,14 @@ HEADS = {
     "fedavg": "the clients' networks, averaged round by round",
     "dp_fedavg": "one network, moved by clipped and noised sums",
 }
-BLOCKS = {
+SUMS = {
     "count": "how many images each class has",
     "mean": "sum of the codes, per class",
     "second": "sum of the products of code entries, per class",
     "pooled": "the same products, summed over all classes",
     "rows": "sum of what each image adds, clipped to a fixed length",
+}
+BLOCKS = SUMS | {
     "pixels": "synthetic images",
     "counts": "how many images each class has",
     "update": "how far training moved the network's weights",
@@ -113,7 +115,7 @@ def lead(report: Mapping[str, Any], synthetic: int | None) -> str:
     task = report["task"]
     n = len(clients)
     counts = [c["images"] for c in clients]
-    statistics = bool(report["left"]) and {b["block"] for b in report["left"]} <= set(BLOCKS)
+    statistics = bool(report["left"]) and {b["block"] for b in report["left"]} <= set(SUMS)
     what = "sums of numeric codes of its images, never an image" if statistics else "its gist"
     who = "One client" if n == 1 else f"{n:,} clients"
     hold = "holds" if n == 1 else "together hold"
