@@ -19,7 +19,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,7 @@ from run import provenance, save, say
 from torch import Tensor
 
 from fedgist.data import open_source
-from fedgist.encoders import RandomConv
-from fedgist.methods._descent import View
+from fedgist.methods._descent import View, random_view
 from fedgist.methods._distil import Canvas
 from fedgist.methods._gradients import by_copies, by_jacobian, by_vmap
 
@@ -50,8 +48,7 @@ def main() -> int:
     free = canvas.start(task, rng)
     rows = []
     for width, strided in ((16, True), (16, False), (32, True)):
-        nets = RandomConv(0, 1, width, strided=strided)
-        view = View(partial(embedded, nets), canvas, task, "flip", rng)
+        view = random_view(canvas, task, "flip", rng, width=width, strided=strided)
         for records in (50, 250):
             x, y = images.floats(slice(0, records)), images.labels[:records]
             speed = {k: records / s for k, s in medians(ways(view, free, x, y)).items()}
@@ -60,11 +57,6 @@ def main() -> int:
             say(str(rows[-1]))
     save(args.out, {"benchmark": "record_gradients"} | provenance([]) | {"cases": rows})
     return 0
-
-
-def embedded(nets: RandomConv, x: Tensor, y: Tensor) -> Tensor:
-    """Embed images whatever their labels."""
-    return nets.embed(x)[:, 0]
 
 
 def ways(view: View, free: Tensor, x: Tensor, y: Tensor) -> dict[str, Callable[[], Tensor]]:

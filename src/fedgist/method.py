@@ -36,18 +36,13 @@ class Method(ABC):
         return ()
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of its claim must know besides."""
-        return ()
-
-    @property
     def unfit(self) -> str:
-        """Why it must not meet real data, whatever the terms; empty where nothing forbids it."""
+        """Why it must not meet real data, as its claim says too; empty where nothing forbids it."""
         return ""
 
-    @abstractmethod
     def start(self, task: Task, rng: torch.Generator) -> State:
-        """Return the server's first state."""
+        """Return the server's first state; empty where there is nothing to broadcast."""
+        return State()
 
     @abstractmethod
     def summarize(
@@ -55,11 +50,11 @@ class Method(ABC):
     ) -> Gist:
         """Meet the data of one client in round ``r``. The only code of a method that does."""
 
-    @abstractmethod
     def update(
         self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator
     ) -> State:
-        """Take in what the exchange merged (for a sum round: noised int64 sums)."""
+        """Take in what the exchange merged (for a sum round: noised int64 sums); keep it as is."""
+        return State(server=merged)
 
     @abstractmethod
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:

@@ -27,6 +27,7 @@ __all__ = [
     "generator",
     "plan_of",
     "sent_blocks",
+    "sent_pieces",
     "upload_bytes",
 ]
 
@@ -81,7 +82,7 @@ def plan_of(
     rounds = tuple(method.plan(task))
     sigma = calibrate(rounds, privacy)
     track = str(getattr(method, "track", "no public data"))
-    notes = [*method.notes, *notes]
+    notes = [*filter(None, [method.unfit]), *notes]
     claim = claim_of(rounds, privacy, sigma, track=track, secure=secure, notes=notes)
     up = [upload_bytes(r, task, privacy, sigma) for r in rounds]
     return Plan(rounds, sigma, claim, None if None in up else sum(b for b in up if b is not None))
@@ -120,7 +121,7 @@ def derive(seed: int, *path: str | int) -> int:
 def upload_bytes(rnd: Round, task: Task, privacy: Privacy, sigma: float) -> int | None:
     """Return the payload in bytes of one client's gist, or None where it depends on the data."""
     if rnd.sends:
-        return sum(math.prod(p.shape) * p.bits // 8 for p in rnd.sends)
+        return sum(b.bytes for b in sent_pieces(rnd).values())
     sent = [sent_blocks(q, task, privacy, sigma) for q in rnd.queries]
     if rnd.reduce == "pool" or rnd.raw or not all(sent):
         return None
@@ -153,3 +154,8 @@ def sent_blocks(query: Query, task: Task, privacy: Privacy, sigma: float) -> dic
         return {}
     widths = bit_widths(query, task.max_images, noise_scales(query, sigma) if noised else None)
     return {name: Sent(shape, widths[name]) for name, shape in shapes.items()}
+
+
+def sent_pieces(rnd: Round) -> dict[str, Sent]:
+    """Return what a client sends in a pool or raw round, as far as the plan knows it."""
+    return {p.name: Sent(p.shape, p.bits) for p in rnd.sends}

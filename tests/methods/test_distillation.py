@@ -9,19 +9,11 @@ import torch
 
 from fedgist.encoders import RandomConv
 from fedgist.errors import ConfigError
-from fedgist.methods._descent import (
-    Descent,
-    Rule,
-    View,
-    count_query,
-    gradient_query,
-    matching_gradient,
-    rates_of,
-    signal_level,
-)
+from fedgist.methods._descent import Descent, Rule, View, gradient_query, matching_gradient
 from fedgist.methods._distil import Canvas, gist, pieces, pooled_images
 from fedgist.methods._gradients import by_copies, by_jacobian, by_vmap
 from fedgist.methods._siamese import siamese
+from fedgist.methods._sums import count_query, rates_of, signal_level
 from fedgist.methods.anis import ANIS
 from fedgist.methods.ppfl_dc import _loss_gradients
 from fedgist.privacy.client import Client

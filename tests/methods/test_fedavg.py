@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from federation_tools import run_locally
 from fedgist.errors import ConfigError, PrivacyError
-from fedgist.exchange.local import LocalExchange
-from fedgist.methods import _weights
 from fedgist.methods._weights import LOCAL, fresh, local_update, network_of, size_of
 from fedgist.methods.dp_fedavg import CHUNK, LEVELS, DPFedAvg, record_gradients
 from fedgist.methods.fedavg import FedAvg
@@ -19,7 +18,7 @@ from fedgist.privacy.accounting import plan_multiplier
 from fedgist.privacy.claim import Privacy
 from fedgist.privacy.client import Client, open_sensitive
 from fedgist.privacy.noise import SeededNoise
-from fedgist.run import drive, generator, plan_of
+from fedgist.run import generator, plan_of
 from fedgist.train import evaluate, train
 from fedgist.types import Images, Merged, SumQuery
 
@@ -35,17 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(method, task, parts, privacy=OPEN, seed=0):
-    plan = plan_of(method, task, privacy)
-    exchange = LocalExchange(
-        method,
-        task,
-        privacy,
-        plan.sigma,
-        [lambda p=p: p for p in parts],
-        [f"client {i}" for i in range(len(parts))],
-        seed=seed,
-    )
-    return drive(method, task, exchange, plan.rounds, seed)
+    return run_locally(method, task, parts, privacy, seed)[0]
 
 
 def weights_of(outcome):
@@ -132,7 +121,9 @@ def test_one_local_step_is_a_step_against_the_gradient(task, images):
 )
 def test_epochs_become_steps(task, images, monkeypatch, n, epochs, steps):
     seen = []
-    monkeypatch.setattr(_weights, "augment", lambda x, *a, **k: (seen.append(len(x)), x)[1])
+    monkeypatch.setattr(
+        "fedgist.train.loop.augment", lambda x, *a, **k: (seen.append(len(x)), x)[1]
+    )
     recipe, weights = replace(RECIPE, steps=5), begin(task)
     few = images.take(torch.arange(n))
     local_update(task, recipe, weights, few, generator(0), epochs=epochs)

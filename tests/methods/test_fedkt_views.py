@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from federation_tools import run_locally
 from fedgist.encoders import load_encoder
 from fedgist.errors import ConfigError, EncoderError
 from fedgist.exchange.local import LocalExchange
@@ -18,7 +19,7 @@ from fedgist.methods._fedkt_heads import _ranked
 from fedgist.methods.fedkt_csd import FedKTCSD
 from fedgist.privacy.accounting import plan_multiplier
 from fedgist.privacy.claim import Privacy
-from fedgist.run import drive, plan_of
+from fedgist.run import plan_of
 from fedgist.train import Recipe
 from fedgist.types import MomentsQuery, SumQuery
 
@@ -35,11 +36,7 @@ SMALL = FedKTCSD(
 
 
 def outcome_of(method, task, images, epsilon=math.inf):
-    plan = plan_of(method, task, Privacy(epsilon=epsilon))
-    exchange = LocalExchange(
-        method, task, Privacy(epsilon=epsilon), plan.sigma, [lambda: images], ["client 0"]
-    )
-    return drive(method, task, exchange, plan.rounds, 0)
+    return run_locally(method, task, [images], Privacy(epsilon=epsilon))[0]
 
 
 @pytest.mark.parametrize(

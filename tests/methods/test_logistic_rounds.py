@@ -9,27 +9,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from federation_tools import run_locally
 from fedgist.errors import ConfigError
-from fedgist.exchange.local import LocalExchange
 from fedgist.methods.logistic import LogisticRegression
 from fedgist.privacy.accounting import plan_multiplier
 from fedgist.privacy.claim import Privacy
-from fedgist.run import drive, plan_of
 
 SMALL = LogisticRegression(features="scattering:32", steps=4)
 
 
 def fit(method, task, parts, epsilon=math.inf):
-    plan = plan_of(method, task, Privacy(epsilon=epsilon))
-    exchange = LocalExchange(
-        method,
-        task,
-        Privacy(epsilon=epsilon),
-        plan.sigma,
-        [lambda p=p: p for p in parts],
-        [f"client {i}" for i in range(len(parts))],
-    )
-    return drive(method, task, exchange, plan.rounds, 0).classifiers["logistic"], exchange
+    outcome, exchange = run_locally(method, task, parts, Privacy(epsilon=epsilon))
+    return outcome.classifiers["logistic"], exchange
 
 
 def loss(classifier, images):

@@ -144,9 +144,8 @@ class RandomConv(Encoder):
         if t not in self._centres:
             with torch.no_grad():
                 noise = torch.split(_pink(PROBES, self.size), self.step)
-                centre = torch.cat([_maps(x, self._weights[t], self.strided) for x in noise]).mean(
-                    0
-                )
+                maps = [_maps(x, self._weights[t], self.strided) for x in noise]
+                centre = torch.cat(maps).mean(0)
             self._centres[t] = (centre * 2**COARSE).round() / 2**COARSE
         return self._centres[t]
 

@@ -20,38 +20,30 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from fedgist.errors import ConfigError
+from fedgist.encoders import RandomConv
 from fedgist.methods._distil import Canvas
 from fedgist.methods._gradients import Gradients, by_copies
 from fedgist.methods._siamese import Policy, siamese
+from fedgist.methods._sums import noised_means
 from fedgist.privacy.client import Client
 from fedgist.types import SumQuery, Task, Tensors
 
 __all__ = [
     "Descent",
+    "Features",
     "Rule",
     "View",
-    "class_counts",
-    "count_query",
     "descend",
     "gradient_query",
     "matching_gradient",
-    "mean_query",
-    "mean_start",
-    "rates_of",
-    "signal_level",
+    "random_view",
 ]
 
 DECAY = (0.9, 0.99)  # of the descent's moments
-COUNT = 8.0  # noise multiplier of the counts over that of the gradients: a few images, almost free
-MEAN = 4.0  # of the class means
-SPREAD = 0.5  # of the noise that tells images apart which start at one mean
 GAMMA = 1e-3  # of a normalised gradient: one this short keeps half of its share
 TELL = 0.5  # weight of "my norm is below the clip" beside a clipped gradient
 QUICKEN = 0.3  # how fast a quantile clip moves
-FEW = 4  # records of a class that a sample must hold to be worth a step
 STEP = 50  # real images that go through a network at once
 
 Features = Callable[[Tensor, Tensor], Tensor]  # ([b, c, h, w], int64 [b]) -> [b, F]
@@ -95,6 +87,21 @@ class View:
                 every = [self.means(f[None], torch.tensor([c])) for c, f in enumerate(free)]
             self._seen = free, torch.cat(every)
         return 2 * (self._seen[1][y] - self.real(x, y))
+
+
+def random_view(
+    canvas: Canvas,
+    task: Task,
+    policy: Policy,
+    rng: torch.Generator,
+    *,
+    width: int,
+    strided: bool = False,
+) -> View:
+    """Draw a fresh random network and an augmentation."""
+    seed = int(torch.randint(2**31, (), generator=rng))
+    nets = RandomConv(seed, 1, width, strided=strided)
+    return View(lambda x, y: nets.embed(x)[:, 0], canvas, task, policy, rng)
 
 
 @dataclass(frozen=True)
@@ -147,44 +154,6 @@ class Rule:
         return bounds * self.decay
 
 
-def mean_query(task: Task, canvas: Canvas) -> SumQuery:
-    """Return the query for class sums of images shrunk to a tile, less one half; never clipped."""
-    side = canvas.tile(task)
-    numbers = task.channels * side**2
-    return SumQuery(
-        math.sqrt(numbers) / 2,
-        levels=1024,
-        scale=MEAN,
-        per_class=True,
-        name="mean",
-        shape=(len(task.classes), numbers),
-        rates=(1.0,),
-    )
-
-
-def mean_start(
-    client: Client, task: Task, canvas: Canvas, counts: Tensor, rng: torch.Generator
-) -> Tensor:
-    """Begin at noised class means, each image with smooth noise of its own.
-
-    A mean is shrunk towards grey by its known noise (James and Stein, 1961).
-
-    Returns:
-        float32 ``[C, tiles, channels, tile, tile]`` in [0, 1].
-    """
-    query, side = mean_query(task, canvas), canvas.tile(task)
-    made = client.sum(
-        lambda x, y: {"rows": F.adaptive_avg_pool2d(x, (side, side)).flatten(1) - 0.5}, query
-    )
-    n = counts.clamp(min=1)[:, None]
-    mean = client.release(made)["rows"].to(torch.float32) * (query.clip / query.levels) / n
-    std = client.sigma * query.scale * query.clip / n
-    energy = mean.square().sum(1, keepdim=True).clamp(min=1e-30)
-    mean = mean * (1 - mean.shape[1] * std**2 / energy).clamp(min=0)
-    smooth = canvas.start(task, rng) - 0.5
-    return (0.5 + mean.view(len(n), 1, task.channels, side, side) + SPREAD * smooth).clamp(0, 1)
-
-
 def gradient_query(
     task: Task, canvas: Canvas, rule: Rule, rates: tuple[float, ...], times: int
 ) -> SumQuery:
@@ -220,9 +189,6 @@ def descend(
         view_of: draws the next view.
         gradients: how per-record gradients are computed.
     """
-    rates = torch.tensor(query.rates).expand(len(counts))
-    expected = rates * counts.clamp(min=1)  # never the number in the sample, which is private
-    std = client.sigma * query.scale * query.clip / expected
     bounds = torch.full_like(counts, rule.clip)
     numbers = descent.free[0].numel()
 
@@ -232,8 +198,7 @@ def descend(
 
     for _ in range(query.times):
         made = client.sum(partial(rows, view_of(), descent.free), query)
-        noised = client.release(made)["rows"].to(torch.float32)
-        mean = noised * (query.clip / query.levels) / expected[:, None]
+        mean, std = noised_means(client, made, query, counts)
         descent.step(mean[:, :numbers].reshape(descent.free.shape), std)
         bounds = rule.next(bounds, mean[:, numbers:].sum(1))
 
@@ -260,45 +225,6 @@ def matching_gradient(view: View, target: Tensor, free: Tensor, std: Tensor) -> 
     return torch.stack(out)
 
 
-def signal_level(query: SumQuery, sigma: float) -> float:
-    """Return from how many images of a class on its sums say something.
-
-    So many that all of them together rise above their noise, and that a sample holds `FEW`.
-    """
-    effort = query.rate * math.sqrt(query.times)
-    noise = sigma * query.scale * query.clip * math.sqrt(query.row) / effort
-    return noise + FEW / query.rate
-
-
-def rates_of(batch: float, class_size: tuple[int, ...], task: Task) -> tuple[float, ...]:
-    """Return public sampling rates: one, or one for each class.
-
-    Raises:
-        ConfigError: class sizes for another number of classes.
-    """
-    if len(class_size) not in (1, len(task.classes)):
-        raise ConfigError(
-            f"method.class_size must be one number, or one for each of the {len(task.classes)} "
-            f"classes. Got {len(class_size)}"
-        )
-    return tuple(min(1.0, batch / n) for n in class_size)
-
-
-def count_query(task: Task) -> SumQuery:
-    """Return the query for noised counts: they say which images have nothing behind them."""
-    shape = (len(task.classes), 1)
-    return SumQuery(
-        1.0, levels=256, scale=COUNT, per_class=True, name="count", shape=shape, rates=(1.0,)
-    )
-
-
-def class_counts(client: Client, task: Task) -> Tensor:
-    """Release a client's images per class, noised: float32 ``[C]``."""
-    query = count_query(task)
-    ones = client.sum(lambda x, y: {"rows": torch.ones(len(x), 1)}, query)
-    return client.release(ones)["rows"][:, 0].to(torch.float32) / query.levels
-
-
 class Descent:
     """Steps along noised gradients of known noise: filter, momentum, one size per class.
 
@@ -315,7 +241,6 @@ class Descent:
         self._lr, self._steps, self._done = lr, steps, 0
         self._first = torch.zeros_like(free)
         self._second = torch.zeros(len(free))
-        self._noise = torch.zeros(len(free))
 
     def step(self, gradient: Tensor, std: float | Tensor) -> None:
         """Move against ``gradient``, whose every number carries noise of deviation ``std``."""

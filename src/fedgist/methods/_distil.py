@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,8 +15,9 @@ from fedgist.errors import ConfigError
 from fedgist.train import Recipe, train_converged
 from fedgist.types import Images, Outcome, Piece, Task, Tensors
 
-__all__ = ["Canvas", "Server", "gist", "pieces", "pooled_images"]
+__all__ = ["Canvas", "Server", "check_options", "gist", "pieces", "pooled_images"]
 
+ROWS = 25  # rows of tiles that are enlarged at once
 DISTURBED = 0.1  # share of white noise in the start
 STUDENT = Recipe(width=32, steps=800, batch=64, lr=3e-3, augment="flip")
 
@@ -74,13 +76,28 @@ class Canvas:
             return flat
         return F.interpolate(flat, (task.size, task.size), mode="bilinear", align_corners=False)
 
+    def images(self, free: Tensor, labels: Tensor, task: Task) -> Images:
+        """Form bytes of rows of tiles, float32 ``[k, tiles, ...]`` of classes ``labels [k]``."""
+        formed = torch.cat([self.form(part, task) for part in torch.split(free, ROWS)])
+        pixels = (formed * 255).round().clamp(0, 255).to(torch.uint8)
+        return Images(pixels, labels.repeat_interleave(self.formed), task.classes)
+
+
+def check_options(method: Any, *positive: str) -> None:
+    """Raise `ConfigError` unless these fields are positive and finite, class sizes among them."""
+    for name in positive:
+        if not 0 < (got := getattr(method, name)) < math.inf:
+            raise ConfigError(f"method.{name} must be positive. Got {got}")
+    sizes = getattr(method, "class_size", (1,))
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"method.class_size must be positive. Got {list(sizes)}")
+
 
 def pieces(canvas: Canvas, task: Task) -> tuple[Piece, ...]:
-    """Return what a client of a distillation method sends: tiles, their classes, noised counts."""
-    count = len(task.classes) * canvas.formed
-    side = canvas.tile(task)
+    """Return what a client sends: tiles in the order of their classes, and noised counts."""
+    tiles, *shape = canvas.shape(task)
     return (
-        Piece("pixels", (count, task.channels, side, side), "uint8"),
+        Piece("pixels", (len(task.classes) * tiles, *shape), "uint8"),
         Piece("counts", (len(task.classes),), "float32"),
     )
 
@@ -111,13 +128,7 @@ def pooled_images(tensors: Tensors, canvas: Canvas, task: Task, least: float) ->
     kept |= ~kept.any(0)
     pixels = tensors["pixels"].view(-1, classes, canvas.formed, *tensors["pixels"].shape[1:])
     client, label = kept.nonzero().unbind(1)
-    chosen = pixels[client, label]
-    formed = torch.cat(
-        [canvas.form(part.to(torch.float32) / 255, task) for part in torch.split(chosen, 25)]
-    )
-    labels = label.repeat_interleave(canvas.formed)
-    images = (formed * 255).round().clamp(0, 255).to(torch.uint8)
-    return Images(images, labels, task.classes)
+    return canvas.images(pixels[client, label].to(torch.float32) / 255, label, task)
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,7 @@ class Server:
         recipe: how the network is trained on them.
         restarts: how often training may begin anew, see `train_converged`.
         least: a client's images of a class are left out where it has fewer real ones than this many
-            times the number from which its sums say something (`_descent.signal_level`).
+            times the number from which its sums say something (`_sums.signal_level`).
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}

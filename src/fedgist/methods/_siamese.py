@@ -38,9 +38,7 @@ def siamese(policy: Policy, rng: torch.Generator) -> Augmentation:
     def apply(x: Tensor) -> Tensor:
         if kind == 3:
             x = x * _hole(x, a, b)
-        if kind == 4 and not mirrored:
-            return x
-        if kind == 3 and not mirrored:
+        if kind > 2 and not mirrored:  # neither moved, turned nor scaled
             return x
         grid = F.affine_grid(theta.expand(len(x), 2, 3), list(x.shape), align_corners=False)
         return F.grid_sample(x, grid, padding_mode="zeros", align_corners=False)

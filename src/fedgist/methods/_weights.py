@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedgist.errors import ConfigError
-from fedgist.train import Network, Recipe, augment, build_model
+from fedgist.train import Network, Recipe, build_model, train
 from fedgist.train.models import blank_model
 from fedgist.types import Images, Task
 
@@ -85,9 +83,6 @@ def local_update(
 ) -> Tensor:
     """Train on one client's images; return how far the weights moved.
 
-    The loop is that of `train.train` and gives the same bytes; its gradient may have a proximal
-    term besides: that of mu/2 ‖w - w_t‖² (FedProx: Li et al., MLSys 2020, equation 2).
-
     Args:
         task: of the images.
         recipe: how; SGD with fresh momentum. Its schedule runs anew in every round.
@@ -95,7 +90,7 @@ def local_update(
         images: one or more.
         rng: source of order and augmentation.
         epochs: passes over the images, of one update at least; 0 for the recipe's steps.
-        mu: weight of the proximal term.
+        mu: weight of FedProx's proximal term, see `train.train`.
 
     Returns:
         float32 ``[P]``, w - w_t; not finite where training diverged.
@@ -103,40 +98,12 @@ def local_update(
     if epochs:
         batch = min(recipe.batch, len(images))
         recipe = replace(recipe, steps=max(1, round(epochs * len(images) / batch)))
-    network = network_of(task, recipe, weights)
-    parameters = list(network.model.requires_grad_(True).train().parameters())
-    start = [p.detach().clone() for p in parameters]
-    optimiser = torch.optim.SGD(
-        parameters,
-        recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        nesterov=recipe.momentum > 0,
-        fused=True,
-    )
-    batches = _batches(len(images), recipe.batch, rng)
-    for step in range(recipe.steps):
-        optimiser.param_groups[0]["lr"] = recipe.rate(step)
-        rows = next(batches)
-        x = augment(images.floats(rows), recipe.augment, rng, flip=recipe.flip)
-        optimiser.zero_grad()
-        smoothing = recipe.label_smoothing
-        loss = F.cross_entropy(network.logits(x), images.labels[rows], label_smoothing=smoothing)
-        torch.autograd.backward(loss)
-        if mu:
-            with torch.no_grad():
-                for p, anchor in zip(parameters, start, strict=True):
-                    assert p.grad is not None
-                    p.grad.add_(p - anchor, alpha=mu)
-        optimiser.step()
+    start = network_of(task, recipe, weights)
+    try:
+        network = train(images, recipe, rng, start=start, proximal=mu)
+    except ConfigError:  # the loss is not finite: callers differ in what they make of it
+        return torch.full_like(weights, math.nan)
     return flat(network.model) - weights
-
-
-def _batches(n: int, size: int, rng: torch.Generator) -> Iterator[Tensor]:
-    """Yield batches of positions for ever: every epoch a new order, its remainder left out."""
-    size = min(size, n)
-    while True:
-        yield from torch.split(torch.randperm(n, generator=rng)[: n // size * size], size)
 
 
 def flat(model: torch.nn.Module) -> Tensor:

@@ -23,12 +23,11 @@ its last three values). Sound rules here, all with noise on the sum and a public
 Other differences from the paper: the sum is noised with a multiplier that is calibrated, where the
 paper adds σC to the mean, |B| times what its own accounting asks for; sampling is Poisson at a rate
 that does not follow a client's counts, which are private; a gradient is filtered by its known noise
-before it moves an image (`_distil.Descent`); images are stored as tiles (multi-formation).
+before it moves an image (`_descent.Descent`); images are stored as tiles (multi-formation).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -36,27 +35,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedgist.encoders import RandomConv
 from fedgist.errors import ConfigError
 from fedgist.method import Gist, Method
-from fedgist.methods._descent import (
-    Descent,
-    Rule,
-    View,
-    class_counts,
-    count_query,
-    descend,
-    gradient_query,
-    mean_query,
-    mean_start,
-    rates_of,
-    signal_level,
-)
-from fedgist.methods._distil import Canvas, Server, gist, pieces
+from fedgist.methods._descent import Descent, Rule, View, descend, gradient_query, random_view
+from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._gradients import by_copies
 from fedgist.methods._siamese import Policy
+from fedgist.methods._sums import Start, begin, begin_queries, rates_of, signal_level
 from fedgist.privacy.client import Client
-from fedgist.types import Images, Merged, Outcome, Round, State, SumQuery, Task, Tensors
+from fedgist.types import Images, Outcome, Round, State, SumQuery, Task, Tensors
 
 __all__ = ["ANIS"]
 
@@ -83,7 +70,7 @@ class ANIS(Method):
         decay: factor on the ``fixed`` clip from round to round. Public.
         quantile: share of norms that the ``quantile`` clip is to be above.
         width: channels of the random networks.
-        augment: `_distil.siamese`; ``shift`` where a mirrored image means something else.
+        augment: `_siamese.siamese`; ``shift`` where a mirrored image means something else.
         server: how pooled images are chosen and trained on.
         parity: ``paper`` for Algorithm 2 to the letter.
         paper_sigma: σ of Algorithm 2.
@@ -97,7 +84,7 @@ class ANIS(Method):
     batch: float = 32.0
     class_size: tuple[int, ...] = (600,)
     lr: float = 0.1
-    start_at: Literal["mean", "noise"] = "mean"
+    start_at: Start = "mean"
     strategy: Literal["normalised", "fixed", "quantile"] = "normalised"
     clip: float = 0.1
     decay: float = 1.0
@@ -110,15 +97,9 @@ class ANIS(Method):
     paper_lr: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"method.rounds must be at least 1. Got {self.rounds}")
-        for name in ("batch", "lr", "clip", "decay", "paper_sigma", "paper_lr"):
-            if not 0 < (got := getattr(self, name)) < math.inf:
-                raise ConfigError(f"method.{name} must be positive. Got {got}")
+        check_options(self, "rounds", "batch", "lr", "clip", "decay", "paper_sigma", "paper_lr")
         if not 0 < self.quantile < 1:
             raise ConfigError(f"method.quantile must lie between 0 and 1. Got {self.quantile}")
-        if not self.class_size or min(self.class_size) < 1:
-            raise ConfigError(f"method.class_size must be positive. Got {list(self.class_size)}")
 
     @property
     def rule(self) -> Rule:
@@ -135,23 +116,13 @@ class ANIS(Method):
         """Why real data must not be given to it; empty when nothing speaks against it."""
         return "" if self.parity == "none" else PAPER
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of the claim must know besides."""
-        return (PAPER,) if self.parity == "paper" else ()
-
     def plan(self, task: Task) -> Sequence[Round]:
         """One pool round: noised counts, then ``rounds`` noised sums of bounded gradients."""
         sends = pieces(self.canvas, task)
         if self.parity == "paper":
             return [Round("pool", raw=True, sends=sends)]
-        first = (mean_query(task, self.canvas),) if self.start_at == "mean" else ()
-        queries = (count_query(task), *first, self._gradient(task))
-        return [Round("pool", queries, sends=sends)]
-
-    def start(self, task: Task, rng: torch.Generator) -> State:
-        """Nothing to broadcast: networks are drawn by the clients."""
-        return State()
+        first = begin_queries(task, self.canvas, self.start_at)
+        return [Round("pool", (*first, self._gradient(task)), sends=sends)]
 
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
@@ -159,27 +130,10 @@ class ANIS(Method):
         """Distil: release a noised sum of gradients, move the images, again."""
         if self.parity == "paper":
             return self._paper(client.raw(), task, self.canvas.start(task, rng), rng)
-        counts = class_counts(client, task)
-        if self.start_at == "mean":
-            free = mean_start(client, task, self.canvas, counts, rng)
-        else:
-            free = self.canvas.start(task, rng)
-        descent = Descent(free, self.lr, self.rounds)
-        descend(
-            client,
-            self._gradient(task),
-            self.rule,
-            descent,
-            counts,
-            lambda: self._view(task, rng),
-        )
+        counts, free = begin(client, task, self.canvas, self.start_at, rng)
+        descent, query = Descent(free, self.lr, self.rounds), self._gradient(task)
+        descend(client, query, self.rule, descent, counts, lambda: self._view(task, rng))
         return gist(descent.free, counts)
-
-    def update(
-        self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator
-    ) -> State:
-        """Keep the pooled images."""
-        return State(server=merged)
 
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
         """Pool the images and train on them."""
@@ -190,9 +144,7 @@ class ANIS(Method):
 
     def _view(self, task: Task, rng: torch.Generator) -> View:
         """Draw a round's network and augmentation."""
-        seed = int(torch.randint(2**31, (), generator=rng))
-        nets = RandomConv(seed, 1, self.width, strided=True)
-        return View(lambda x, y: nets.embed(x)[:, 0], self.canvas, task, self.augment, rng)
+        return random_view(self.canvas, task, self.augment, rng, width=self.width, strided=True)
 
     def _gradient(self, task: Task) -> SumQuery:
         rates = rates_of(self.batch, self.class_size, task)

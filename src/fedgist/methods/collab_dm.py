@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -27,10 +27,10 @@ from fedgist.errors import ConfigError
 from fedgist.heads.match import Matching, match, net_means
 from fedgist.method import Gist, Method
 from fedgist.methods._distil import Canvas, Server
+from fedgist.methods._sums import COUNT
 from fedgist.privacy.client import Client
 from fedgist.train import train_converged
 from fedgist.types import (
-    Images,
     Merged,
     Outcome,
     Query,
@@ -45,8 +45,7 @@ from fedgist.types import (
 __all__ = ["CollabDM"]
 
 CANVAS, SERVER = Canvas(), Server()
-MATCHING = Matching(steps=600, lr=0.05, factor=2)
-COUNT = 8.0  # noise multiplier of the counts over that of the sums: a few images, almost free
+MATCHING = Matching(steps=600, lr=0.05)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class CollabDM(Method):
         nets: T shared networks.
         width: channels of the networks.
         levels: integer radius of a record's embedding.
-        matching: how the server moves images; its factor is the canvas's.
+        matching: how the server moves images; the canvas decides its factor.
         server: how the network is trained on them.
     """
 
@@ -91,10 +90,6 @@ class CollabDM(Method):
         """One sum round: counts and sums of embeddings of norm 1."""
         return [Round("sum", self._queries(task))]
 
-    def start(self, task: Task, rng: torch.Generator) -> State:
-        """Nothing to broadcast: the networks follow from the task."""
-        return State()
-
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
     ) -> Gist:
@@ -113,12 +108,6 @@ class CollabDM(Method):
             (sums, lambda x: self.networks.rows(x).flatten(1).to(torch.float64)),
         ]
 
-    def update(
-        self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator
-    ) -> State:
-        """Keep the noised sums."""
-        return State(server=merged)
-
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
         """Match images to the released means and train on them."""
         merged: Merged = state.server
@@ -126,11 +115,10 @@ class CollabDM(Method):
         counts = blocks_of(count, merged.tensors)["rows"][:, 0] / count.levels
         started = time.perf_counter()
         release = net_means(blocks_of(sums, merged.tensors)["rows"], counts, sums, merged.sigma)
-        free = self.canvas.start(task, rng)
-        pixels = (self.canvas.form(free, task) * 255).round().to(torch.uint8)
-        labels = torch.arange(len(task.classes)).repeat_interleave(self.canvas.formed)
-        start = Images(pixels, labels, task.classes)
-        done = match(release, self.networks, start, self.matching, rng)
+        free, labels = self.canvas.start(task, rng), torch.arange(len(task.classes))
+        start = self.canvas.images(free, labels, task)
+        how = replace(self.matching, factor=self.canvas.factor)
+        done = match(release, self.networks, start, how, rng)
         matched = time.perf_counter()
         server = self.server
         network, scores = train_converged(done.images, server.recipe, rng, server.restarts)

@@ -8,7 +8,6 @@ which alone would give records away whatever came after: its ε is infinite.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,14 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedgist.encoders import RandomConv
-from fedgist.errors import ConfigError
 from fedgist.method import Gist, Method
-from fedgist.methods._descent import Descent, View, matching_gradient
-from fedgist.methods._distil import Canvas, Server, gist, pieces
+from fedgist.methods._descent import Descent, matching_gradient, random_view
+from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._siamese import Policy
 from fedgist.privacy.client import Client
-from fedgist.types import Images, Merged, Outcome, Round, State, Task, Tensors
+from fedgist.types import Images, Outcome, Round, State, Task, Tensors
 
 __all__ = ["DM"]
 
@@ -56,9 +53,7 @@ class DM(Method):
     server: Server = SERVER
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "lr", "width"):
-            if not 0 < (got := getattr(self, name)) < math.inf:
-                raise ConfigError(f"method.{name} must be positive. Got {got}")
+        check_options(self, "steps", "batch", "lr", "width")
 
     @property
     def unfit(self) -> str:
@@ -69,10 +64,6 @@ class DM(Method):
         """One raw pool round."""
         return [Round("pool", raw=True, sends=pieces(self.canvas, task))]
 
-    def start(self, task: Task, rng: torch.Generator) -> State:
-        """Nothing to broadcast: networks are drawn by the clients."""
-        return State()
-
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
     ) -> Gist:
@@ -81,8 +72,7 @@ class DM(Method):
         held = images.counts() > 0
         descent = Descent(self._real(images, task, rng), self.lr, self.steps)
         for _ in range(self.steps):
-            seed = int(torch.randint(2**31, (), generator=rng))
-            view = self._view(task, RandomConv(seed, 1, self.width), rng)
+            view = random_view(self.canvas, task, self.augment, rng, width=self.width)
             target = torch.zeros(len(task.classes), 16 * self.width)
             for c in held.nonzero()[:, 0].tolist():
                 rows = (images.labels == c).nonzero()[:, 0]
@@ -91,12 +81,6 @@ class DM(Method):
             gradient = matching_gradient(view, target, descent.free, torch.zeros(len(held)))
             descent.step(gradient * held[:, None, None, None, None], 0.0)
         return gist(descent.free, images.counts().to(torch.float32))
-
-    def update(
-        self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator
-    ) -> State:
-        """Keep the pooled images."""
-        return State(server=merged)
 
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
         """Pool the images of the classes that each client holds, and train on them."""
@@ -113,6 +97,3 @@ class DM(Method):
                 chosen = rows[order[torch.arange(self.canvas.formed) % len(rows)]]
                 free[c] = F.adaptive_avg_pool2d(images.floats(chosen), (side, side))
         return free
-
-    def _view(self, task: Task, nets: RandomConv, rng: torch.Generator) -> View:
-        return View(lambda x, y: nets.embed(x)[:, 0], self.canvas, task, self.augment, rng)

@@ -22,20 +22,18 @@ from torch import Tensor
 
 from fedgist.errors import ConfigError
 from fedgist.method import Gist, Method
-from fedgist.methods._descent import (
-    Descent,
-    Features,
-    Rule,
-    View,
-    class_counts,
-    count_query,
-    descend,
-    gradient_query,
-    rates_of,
-    signal_level,
+from fedgist.methods._descent import Descent, Features, Rule, View, descend, gradient_query
+from fedgist.methods._distil import (
+    STUDENT,
+    Canvas,
+    Server,
+    check_options,
+    gist,
+    pieces,
+    pooled_images,
 )
-from fedgist.methods._distil import STUDENT, Canvas, Server, gist, pieces, pooled_images
 from fedgist.methods._siamese import Policy
+from fedgist.methods._sums import begin, begin_queries, rates_of, signal_level
 from fedgist.methods._weights import flat, fresh, network_of
 from fedgist.privacy.client import Client
 from fedgist.train import Network, Recipe, train
@@ -79,9 +77,7 @@ class FedDM(Method):
     server: Server = SERVER
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps", "batch", "lr", "clip"):
-            if not 0 < (got := getattr(self, name)) < math.inf:
-                raise ConfigError(f"method.{name} must be positive. Got {got}")
+        check_options(self, "rounds", "steps", "batch", "lr", "clip")
         if not 0 <= self.radius < math.inf:
             raise ConfigError(f"method.radius must not be negative. Got {self.radius}")
         if self.recipe.model != "convnet3":
@@ -102,7 +98,7 @@ class FedDM(Method):
     def plan(self, task: Task) -> Sequence[Round]:
         """Plan pool rounds of noised counts (the first only) and noised gradients."""
         sends, gradient = pieces(self.canvas, task), self._gradient(task)
-        first = Round("pool", (count_query(task), gradient), sends=sends)
+        first = Round("pool", (*begin_queries(task, self.canvas, "noise"), gradient), sends=sends)
         return [first, *[Round("pool", (gradient,), sends=sends)] * (self.rounds - 1)]
 
     def start(self, task: Task, rng: torch.Generator) -> State:
@@ -114,8 +110,8 @@ class FedDM(Method):
     ) -> Gist:
         """Move the images under networks near the broadcast one."""
         if r == 0:
-            client.memory["counts"] = class_counts(client, task)
-            client.memory["free"] = self.canvas.start(task, rng)
+            begun = begin(client, task, self.canvas, "noise", rng)
+            client.memory["counts"], client.memory["free"] = begun
         counts = client.memory["counts"]
         descent = Descent(client.memory["free"], self.lr, self.steps)
         query = self._gradient(task)

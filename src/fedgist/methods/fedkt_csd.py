@@ -215,10 +215,6 @@ class FedKTCSD(Method):
         """One sum round: one joint query for each view."""
         return [Round("sum", tuple(self._queries(task).values()))]
 
-    def start(self, task: Task, rng: torch.Generator) -> State:
-        """Nothing to broadcast: the encoders are named in the task."""
-        return State()
-
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
     ) -> Gist:
@@ -237,12 +233,6 @@ class FedKTCSD(Method):
             (query, self._embedded if view == "match" else self._space(view).codes)
             for view, query in self._queries(task).items()
         ]
-
-    def update(
-        self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator
-    ) -> State:
-        """Keep the noised sums."""
-        return State(server=merged)
 
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
         """Estimate, shrink, and build every head that was asked for."""

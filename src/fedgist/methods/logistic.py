@@ -103,10 +103,6 @@ class LogisticRegression(Method):
         gradient = SumQuery(self.clip, 1024, scale, shape=(classes, dim + 1))
         return [Round("sum", (moments,)), *[Round("sum", (gradient,))] * self.steps]
 
-    def start(self, task: Task, rng: torch.Generator) -> State:
-        """Nothing to broadcast yet."""
-        return State()
-
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
     ) -> Gist:

@@ -19,32 +19,20 @@ draws new noise for sums that it kept, which is not private).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedgist.encoders import RandomConv
-from fedgist.errors import ConfigError
 from fedgist.method import Gist, Method
-from fedgist.methods._descent import (
-    Descent,
-    View,
-    class_counts,
-    count_query,
-    matching_gradient,
-    mean_query,
-    mean_start,
-    rates_of,
-    signal_level,
-)
-from fedgist.methods._distil import Canvas, Server, gist, pieces
+from fedgist.methods._descent import Descent, View, matching_gradient, random_view
+from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._siamese import Policy
+from fedgist.methods._sums import Start, begin, begin_queries, noised_means, rates_of, signal_level
 from fedgist.privacy.client import Client
-from fedgist.types import Merged, Outcome, Round, State, SumQuery, Task, Tensors
+from fedgist.types import Outcome, Round, State, SumQuery, Task, Tensors
 
 __all__ = ["NDPDC"]
 
@@ -75,17 +63,13 @@ class NDPDC(Method):
     batch: float = 64.0
     class_size: tuple[int, ...] = (600,)
     lr: float = 0.1
-    start_at: Literal["mean", "noise"] = "mean"
+    start_at: Start = "mean"
     width: int = 16
     augment: Policy = "flip"
     server: Server = SERVER
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "passes", "batch", "lr", "width"):
-            if not 0 < (got := getattr(self, name)) < math.inf:
-                raise ConfigError(f"method.{name} must be positive. Got {got}")
-        if not self.class_size or min(self.class_size) < 1:
-            raise ConfigError(f"method.class_size must be positive. Got {list(self.class_size)}")
+        check_options(self, "rounds", "passes", "batch", "lr", "width")
 
     @property
     def track(self) -> str:
@@ -94,53 +78,30 @@ class NDPDC(Method):
 
     def plan(self, task: Task) -> Sequence[Round]:
         """One pool round: noised counts, then ``rounds`` noised class sums of embeddings."""
-        first = (mean_query(task, self.canvas),) if self.start_at == "mean" else ()
-        queries = (count_query(task), *first, self._sums(task))
+        queries = (*begin_queries(task, self.canvas, self.start_at), self._sums(task))
         return [Round("pool", queries, sends=pieces(self.canvas, task))]
-
-    def start(self, task: Task, rng: torch.Generator) -> State:
-        """Nothing to broadcast: networks are drawn by the clients."""
-        return State()
 
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
     ) -> Gist:
         """Release noised class sums; move the images towards them for as long as wanted."""
-        counts = class_counts(client, task)
+        counts, free = begin(client, task, self.canvas, self.start_at, rng)
         query = self._sums(task)
-        rates = torch.tensor(query.rates).expand(len(task.classes))
-        expected = (rates * counts.clamp(min=1))[:, None]
-        std = client.sigma * query.scale * query.clip / expected[:, 0]
-        if self.start_at == "mean":
-            free = mean_start(client, task, self.canvas, counts, rng)
-        else:
-            free = self.canvas.start(task, rng)
         descent = Descent(free, self.lr, self.rounds * self.passes)
-        kept: list[tuple[View, Tensor]] = []
-        for _ in range(self.rounds):
-            seed = int(torch.randint(2**31, (), generator=rng))
-            view = self._view(task, RandomConv(seed, 1, self.width), rng)
-            made = client.sum(lambda x, y, view=view: {"rows": view.real(x, y)}, query)  # type: ignore[misc]
-            sums = client.release(made)["rows"].to(torch.float32)
-            kept.append((view, sums * (query.clip / query.levels) / expected))
-            descent.step(matching_gradient(*kept[-1], descent.free, std), 0.0)
-        for i in range(self.rounds * (self.passes - 1)):
-            descent.step(matching_gradient(*kept[i % self.rounds], descent.free, std), 0.0)
+        kept: list[tuple[View, Tensor, Tensor]] = []
+        for i in range(self.rounds * self.passes):
+            if i < self.rounds:
+                view = random_view(self.canvas, task, self.augment, rng, width=self.width)
+                made = client.sum(lambda x, y, view=view: {"rows": view.real(x, y)}, query)  # type: ignore[misc]
+                kept.append((view, *noised_means(client, made, query, counts)))
+            view, mean, std = kept[i % self.rounds]
+            descent.step(matching_gradient(view, mean, descent.free, std), 0.0)
         return gist(descent.free, counts)
-
-    def update(
-        self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator
-    ) -> State:
-        """Keep the pooled images."""
-        return State(server=merged)
 
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
         """Pool the images and train on them."""
         level = signal_level(self._sums(task), state.server.sigma)
         return self.server.outcome(state.server.tensors, self.canvas, task, level, rng)
-
-    def _view(self, task: Task, nets: RandomConv, rng: torch.Generator) -> View:
-        return View(lambda x, y: nets.embed(x)[:, 0], self.canvas, task, self.augment, rng)
 
     def _sums(self, task: Task) -> SumQuery:
         return SumQuery(

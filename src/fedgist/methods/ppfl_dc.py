@@ -14,7 +14,6 @@ over layers, which is not a sum over records and so has no per-record gradient t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,25 +23,14 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fedgist.errors import ConfigError
 from fedgist.method import Gist, Method
-from fedgist.methods._descent import (
-    Descent,
-    Features,
-    Rule,
-    View,
-    class_counts,
-    count_query,
-    descend,
-    gradient_query,
-    rates_of,
-    signal_level,
-)
-from fedgist.methods._distil import Canvas, Server, gist, pieces
+from fedgist.methods._descent import Descent, Features, Rule, View, descend, gradient_query
+from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._siamese import Policy
+from fedgist.methods._sums import begin, begin_queries, rates_of, signal_level
 from fedgist.privacy.client import Client
 from fedgist.train import build_model
-from fedgist.types import Merged, Outcome, Round, State, SumQuery, Task, Tensors
+from fedgist.types import Outcome, Round, State, SumQuery, Task, Tensors
 
 __all__ = ["PPFLDC"]
 
@@ -77,9 +65,7 @@ class PPFLDC(Method):
     server: Server = SERVER
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batch", "lr", "clip", "width"):
-            if not 0 < (got := getattr(self, name)) < math.inf:
-                raise ConfigError(f"method.{name} must be positive. Got {got}")
+        check_options(self, "rounds", "batch", "lr", "clip", "width")
 
     @property
     def rule(self) -> Rule:
@@ -88,19 +74,15 @@ class PPFLDC(Method):
 
     def plan(self, task: Task) -> Sequence[Round]:
         """One pool round: noised counts, then ``rounds`` noised sums of clipped gradients."""
-        queries = (count_query(task), self._gradient(task))
+        queries = (*begin_queries(task, self.canvas, "noise"), self._gradient(task))
         return [Round("pool", queries, sends=pieces(self.canvas, task))]
-
-    def start(self, task: Task, rng: torch.Generator) -> State:
-        """Nothing to broadcast: networks are drawn by the clients."""
-        return State()
 
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
     ) -> Gist:
         """Distil: release a noised sum of gradients, move the images, again."""
-        counts = class_counts(client, task)
-        descent = Descent(self.canvas.start(task, rng), self.lr, self.rounds)
+        counts, free = begin(client, task, self.canvas, "noise", rng)
+        descent = Descent(free, self.lr, self.rounds)
 
         def view() -> View:
             features = _loss_gradients(task, self.width, rng)
@@ -108,12 +90,6 @@ class PPFLDC(Method):
 
         descend(client, self._gradient(task), self.rule, descent, counts, view)
         return gist(descent.free, counts)
-
-    def update(
-        self, r: int, task: Task, state: State, merged: Merged, rng: torch.Generator
-    ) -> State:
-        """Keep the pooled images."""
-        return State(server=merged)
 
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
         """Pool the images and train on them."""

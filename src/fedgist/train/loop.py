@@ -35,6 +35,7 @@ def train(
     soft_labels: Tensor | None = None,
     start: Network | None = None,
     extra: Images | None = None,
+    proximal: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Network:
     """Train a network on ``images``.
@@ -47,6 +48,8 @@ def train(
         soft_labels: float ``[n, classes]``, class probabilities to use instead of the labels.
         start: network to begin from, left as it is; its input statistics are kept.
         extra: more images (for instance a synthetic set), trained on but never held out.
+        proximal: μ: adds μ/2 ‖w - w_0‖² to the loss, w_0 the parameters at the beginning (FedProx:
+            Li et al., MLSys 2020, equation 2).
         progress: called after every update with (updates done, updates in all).
 
     Raises:
@@ -62,7 +65,7 @@ def train(
         fit, held = split(images.labels, recipe.holdout, rng)
         rows = torch.cat([fit, rows[len(images) :]])
     best, kept = -1, network.model.state_dict()
-    for done in _descend(network, pool, rows, recipe, rng):
+    for done in _descend(network, pool, rows, recipe, rng, proximal):
         if progress is not None:
             progress(done, recipe.steps)
         if len(held) and (done * CHECKS // recipe.steps > (done - 1) * CHECKS // recipe.steps):
@@ -204,10 +207,16 @@ def _begin(pool: _Pool, recipe: Recipe, rng: torch.Generator, start: Network | N
 
 
 def _descend(
-    network: Network, pool: _Pool, rows: Tensor, recipe: Recipe, rng: torch.Generator
+    network: Network,
+    pool: _Pool,
+    rows: Tensor,
+    recipe: Recipe,
+    rng: torch.Generator,
+    proximal: float,
 ) -> Iterator[int]:
     """Update the network in place, yielding the number of updates done."""
     parameters = list(network.model.parameters())
+    anchors = [p.detach().clone() for p in parameters] if proximal else []
     optimiser = _optimiser(parameters, recipe)
     batches = _batches(rows, recipe.batch, rng)
     for step in range(recipe.steps):
@@ -224,6 +233,9 @@ def _descend(
                 f"{recipe.steps} with learning rate {rate:g}: use a smaller lr"
             )
         torch.autograd.backward(loss)
+        for p, anchor in zip(parameters if anchors else (), anchors, strict=True):
+            assert p.grad is not None
+            p.grad.add_(p.detach() - anchor, alpha=proximal)
         optimiser.step()
         yield step + 1
 
