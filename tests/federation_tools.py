@@ -15,7 +15,7 @@ from fedgist.exchange.transport import Failure
 from fedgist.policy import Policy
 from fedgist.privacy.identity import Identity
 from fedgist.privacy.ledger import Ledger
-from fedgist.run import drive
+from fedgist.run import drive, plan_of
 
 QUICK = ["method.features=scattering:32", "method.heads=['lda']", "privacy.noise=seeded"]
 OPEN = Policy(
@@ -25,6 +25,17 @@ OPEN = Policy(
     seeded=True,
     plain_sums=True,
 )
+
+
+def run_locally(method, task, parts, privacy, seed=0, **options):
+    """Return (outcome, exchange) of a run in one process, one client for each part."""
+    plan = plan_of(method, task, privacy)
+    loaders = [lambda p=p: p for p in parts]
+    names = [f"client {i}" for i in range(len(parts))]
+    exchange = LocalExchange(
+        method, task, privacy, plan.sigma, loaders, names, seed=seed, **options
+    )
+    return drive(method, task, exchange, plan.rounds, seed), exchange
 
 
 @dataclass

@@ -63,8 +63,9 @@ def score_heads(
     if options.ceiling:
         for name, classifier in exact.classifiers.items() if exact else ():
             heads[name]["ceiling"] = evaluate(classifier, test).accuracy
-        if (real := _real_network(made, sites, test)) is not None:
-            for name in heads.keys() & {"decode", "match", "distilled"}:
+        made_of_images = heads.keys() & {"decode", "match", "distilled"}
+        if made_of_images and (real := _real_network(made, sites, test)) is not None:
+            for name in made_of_images:
                 heads[name]["ceiling"] = real
     if options.personalise:
         for name, classifier in outcome.classifiers.items():
@@ -178,10 +179,8 @@ def _task(meta: Mapping[str, str], path: Path) -> Task:
 
 def _real_network(made: Prepared, sites: Sites, test: Images) -> float | None:
     """Return the accuracy of the same network trained on the real images themselves."""
-    server = getattr(made.method, "server", None)
-    recipe = getattr(server or made.method, "recipe", None)
-    images = server or {"decode", "match"} & set(getattr(made.method, "heads", ()))
-    if not images or not isinstance(recipe, Recipe):
+    recipe = getattr(getattr(made.method, "server", made.method), "recipe", None)
+    if not isinstance(recipe, Recipe):
         return None
     network = train(sites.together(), recipe, generator(made.run.seed, "ceiling"))
     return evaluate(network, test).accuracy

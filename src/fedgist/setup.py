@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedgist.method import Method
 from fedgist.privacy.claim import Privacy
 from fedgist.privacy.noise import noise_scales
 from fedgist.progress import Progress
-from fedgist.run import Plan, derive, generator, plan_of, sent_blocks
+from fedgist.run import Plan, Sent, derive, generator, plan_of, sent_blocks, sent_pieces
 from fedgist.types import Images, Task
 
 __all__ = [
@@ -125,37 +124,28 @@ def test_images(made: Prepared) -> Images | None:
 
 def blocks(plan: Plan, task: Task, privacy: Privacy) -> list[dict[str, Any]]:
     """List what leaves each client: view, block, shape, bits, bytes, noise in grid units."""
-    rows: list[dict[str, Any]] = [
-        {
-            "round": r + 1,
-            "view": "",
-            "block": p.name,
-            "shape": list(p.shape),
-            "numbers": math.prod(p.shape),
-            "bits": p.bits,
-            "bytes": math.prod(p.shape) * p.bits // 8,
-            "noise": "inside" if rnd.queries and plan.sigma > 0 else None,
-        }
-        for r, rnd in enumerate(plan.rounds)
-        for p in rnd.sends
-    ]
-    summed = [(r, rnd) for r, rnd in enumerate(plan.rounds) if rnd.reduce == "sum"]
-    for r, query in ((r, q) for r, rnd in summed for q in rnd.queries):
-        scales = noise_scales(query, plan.sigma) if plan.sigma > 0 else {}
-        for name, sent in sent_blocks(query, task, privacy, plan.sigma).items():
-            rows.append(
-                {
-                    "round": r + 1,
-                    "view": query.name,
-                    "block": name,
-                    "shape": list(sent.shape),
-                    "numbers": sent.numbers,
-                    "bits": sent.bits,
-                    "bytes": sent.bytes,
-                    "noise": scales.get(name),
-                }
-            )
+    rows = []
+    for r, rnd in enumerate(plan.rounds):
+        inside = "inside" if rnd.queries and plan.sigma > 0 else None
+        rows += [_row(r, "", name, sent, inside) for name, sent in sent_pieces(rnd).items()]
+        for query in rnd.queries if rnd.noised else ():
+            scales = noise_scales(query, plan.sigma) if plan.sigma > 0 else {}
+            for name, sent in sent_blocks(query, task, privacy, plan.sigma).items():
+                rows.append(_row(r, query.name, name, sent, scales.get(name)))
     return rows
+
+
+def _row(r: int, view: str, block: str, sent: Sent, noise: object) -> dict[str, Any]:
+    return {
+        "round": r + 1,
+        "view": view,
+        "block": block,
+        "shape": list(sent.shape),
+        "numbers": sent.numbers,
+        "bits": sent.bits,
+        "bytes": sent.bytes,
+        "noise": noise,
+    }
 
 
 def _site_loader(where: str, task: Task) -> Callable[[], Images]:

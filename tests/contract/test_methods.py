@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 import torch
 
-from federation_tools import federation, outcome_bytes
+from federation_tools import federation, outcome_bytes, run_locally
 from fedgist.config import load, make_method
 from fedgist.errors import PrivacyError, UnplannedQuery
 from fedgist.exchange.local import LocalExchange
@@ -20,38 +20,7 @@ from fedgist.privacy.client import Client, Sensitive, open_sensitive
 from fedgist.privacy.noise import SeededNoise
 from fedgist.run import drive, generator, plan_of
 from fedgist.types import Images, Round, Task
-
-# Settings that make a method fast on the toy task; a new method adds its line here or needs none.
-CANVAS = ["method.canvas.per_class=1", "method.class_size=[20]", "method.batch=8"]
-SERVER = ["method.server.recipe.steps=3", "method.server.recipe.width=4"]
-QUICK = {
-    "anis": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
-    "dm": ["method.canvas.per_class=1", *SERVER, "method.steps=2", "privacy.epsilon=inf"],
-    "ndpdc": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
-    "ppfl_dc": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
-    "feddm": [*CANVAS, *SERVER, "method.rounds=2", "method.steps=1"],
-    "fedavg": ["privacy.epsilon=inf", "method.rounds=2", "method.recipe.width=4"],
-    "dp_fedavg": ["method.rounds=2", "method.recipe.width=4"],
-    "collab_dm": [
-        *SERVER,
-        "method.canvas.per_class=1",
-        "method.nets=2",
-        "method.width=4",
-        "method.matching.steps=2",
-    ],
-    "logistic": ["method.features=scattering:32", "method.steps=2"],
-    "fedkt_csd": [
-        "method.features=scattering:32",
-        "method.heads=['lda','qda','decode','match']",
-        "method.nets=2",
-        "method.net_width=4",
-        "method.matching.steps=2",
-        "method.synthetic_size=30",
-        "method.recipe.steps=3",
-        "method.recipe.width=4",
-        "method.recipe.batch=16",
-    ],
-}
+from quick_methods import QUICK
 
 pytestmark = pytest.mark.parametrize("name", method_names())
 
@@ -62,20 +31,6 @@ def build(name):
 
 def thirds(images):
     return [images.take(torch.arange(len(images)) % 3 == i) for i in range(3)]
-
-
-def run_once(method, task, parts, privacy, seed=1):
-    plan = plan_of(method, task, privacy)
-    exchange = LocalExchange(
-        method,
-        task,
-        privacy,
-        plan.sigma,
-        [lambda p=p: p for p in parts],
-        [f"client {i}" for i in range(len(parts))],
-        seed=seed,
-    )
-    return drive(method, task, exchange, plan.rounds, seed), exchange
 
 
 def broadcasts(method, task, images):
@@ -116,9 +71,9 @@ def test_same_seed_same_bytes_and_global_rng_untouched(name, task, images):
     before = torch.get_rng_state()
     method = build(name)
     privacy = terms(method, task, 5)
-    a, _ = run_once(method, task, thirds(images), privacy)
-    b, _ = run_once(method, task, thirds(images), privacy)
-    c, _ = run_once(method, task, thirds(images), privacy, seed=2)
+    a, _ = run_locally(method, task, thirds(images), privacy, seed=1)
+    b, _ = run_locally(method, task, thirds(images), privacy, seed=1)
+    c, _ = run_locally(method, task, thirds(images), privacy, seed=2)
     assert outcome_bytes(a) == outcome_bytes(b)
     assert outcome_bytes(a) != outcome_bytes(c)
     assert torch.equal(before, torch.get_rng_state())
@@ -154,7 +109,7 @@ def test_letters_and_a_shared_folder_give_what_one_process_does(
 def test_inputs_are_untouched(name, task, images):
     pixels, labels = images.pixels.clone(), images.labels.clone()
     method = build(name)
-    run_once(method, task, [images], terms(method, task, 5))
+    run_locally(method, task, [images], terms(method, task, 5))
     assert torch.equal(pixels, images.pixels)
     assert torch.equal(labels, images.labels)
 
@@ -217,7 +172,7 @@ def test_every_trust_model_runs_to_a_finite_outcome(name, task, images, trust):
         pytest.skip("who adds noise matters to sums only")
     if trust == "distributed" and hasattr(method, "count_weight"):
         method = replace(method, count_weight=16)
-    outcome, _ = run_once(method, task, thirds(images), terms(method, task, 3, trust=trust))
+    outcome, _ = run_locally(method, task, thirds(images), terms(method, task, 3, trust=trust))
     for classifier in outcome.classifiers.values():
         scores = classifier.predict(images.floats())
         assert scores.shape == (60, 3)
@@ -238,7 +193,7 @@ def test_hard_clients_still_give_a_finite_outcome(name, task, images):
     for parts in ([nobody], [one], [flat, white], [nobody, one, images]):
         for epsilon in (math.inf, 1.0):
             method = build(name)
-            outcome, _ = run_once(method, task, parts, terms(method, task, epsilon))
+            outcome, _ = run_locally(method, task, parts, terms(method, task, epsilon))
             for classifier in outcome.classifiers.values():
                 assert not bool(torch.isnan(classifier.predict(images.floats()[:4])).any())
 
@@ -251,7 +206,7 @@ def test_split_of_the_data_changes_no_bit_of_a_summed_release(name, task, images
     ):
         pytest.skip("gists are pooled, or depend on what a client holds as a whole")
     outcomes = [
-        outcome_bytes(run_once(method, task, parts, terms(method, task, 5))[0])
+        outcome_bytes(run_locally(method, task, parts, terms(method, task, 5))[0])
         for parts in ([images], thirds(images), [images.take(torch.tensor([i])) for i in range(60)])
     ]
     assert outcomes[0] == outcomes[1] == outcomes[2]
@@ -261,7 +216,7 @@ def test_a_client_over_the_public_bound_is_refused(name, task, images):
     small = Task(task.name, task.classes, task.channels, task.size, max_images=59)
     with pytest.raises(Exception, match="client 0 must hold at most 59 images"):
         method = build(name)
-        run_once(method, small, [images], terms(method, small, 5))
+        run_locally(method, small, [images], terms(method, small, 5))
 
 
 def test_infinite_epsilon_is_never_claimed_finite(name, task, images):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from federation_tools import run_locally
 from fedgist.errors import ConfigError, DataError, PrivacyError
 from fedgist.exchange.local import LocalExchange
 from fedgist.method import Method
@@ -56,17 +57,8 @@ def brightness(x):
 
 
 def run(method, task, parts, privacy, **options):
-    plan = plan_of(method, task, privacy)
-    exchange = LocalExchange(
-        method,
-        task,
-        privacy,
-        plan.sigma,
-        [lambda p=p: p for p in parts],
-        [f"client {i}" for i in range(len(parts))],
-        **options,
-    )
-    return drive(method, task, exchange, plan.rounds, 0).details["merged"], exchange
+    outcome, exchange = run_locally(method, task, parts, privacy, **options)
+    return outcome.details["merged"], exchange
 
 
 @pytest.fixture

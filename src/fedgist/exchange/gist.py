@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from fedgist.errors import DataError, FedGistError, PrivacyError
+from fedgist.exchange.letter import Spec
 from fedgist.method import Gist, Method
 from fedgist.privacy.claim import Privacy, summed_sigma
 from fedgist.privacy.client import Client, Sensitive, open_sensitive
@@ -27,7 +28,7 @@ from fedgist.privacy.statistics import complete
 from fedgist.run import derive, generator
 from fedgist.types import Images, Merged, MomentsQuery, Round, Task, Tensors, blocks_of, prefixed
 
-__all__ = ["Answer", "Duty", "Merger", "answer"]
+__all__ = ["Answer", "Duty", "Merger", "answer", "sent_specs"]
 
 
 @dataclass(frozen=True)
@@ -204,15 +205,20 @@ class Merger:
         return Merged(total, sigma, self._clients)
 
 
+def sent_specs(rnd: Round) -> dict[str, Spec] | None:
+    """Return what a pooled or raw gist must look like, or None if the plan cannot tell."""
+    return {p.name: (getattr(torch, p.dtype), p.shape) for p in rnd.sends} or None
+
+
 def _open(name: str, rnd: Round, sent: Gist) -> Tensors:
     """Return what may be merged: tensors of a pool round, exact sums of every query planned."""
     if isinstance(sent, dict):
         if rnd.reduce == "sum" and rnd.queries:
             # The exchange adds the noise of a sum: plain numbers would leave without any.
             raise PrivacyError(f"{name}: a gist to be summed must be Sensitive. Got tensors")
-        want = {p.name: (p.shape, getattr(torch, p.dtype)) for p in rnd.sends}
-        got = {k: (tuple(v.shape), v.dtype) for k, v in sent.items()}
-        if want and got != want:
+        want = sent_specs(rnd)
+        got = {k: (v.dtype, tuple(v.shape)) for k, v in sent.items()}
+        if want is not None and got != want:
             raise PrivacyError(f"{name}: a gist must hold what the plan says, {want}. Got {got}")
         return sent
     answers = (sent,) if isinstance(sent, Sensitive) else sent

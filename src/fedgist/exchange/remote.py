@@ -21,7 +21,7 @@ from safetensors.torch import save
 
 from fedgist.agreement import Agreement
 from fedgist.errors import PrivacyError, ProtocolError
-from fedgist.exchange.gist import Merger
+from fedgist.exchange.gist import Merger, sent_specs
 from fedgist.exchange.letter import Letter, Spec, read_letter, write_letter
 from fedgist.exchange.store import lock_folder, write_durably
 from fedgist.exchange.transport import Transport
@@ -30,7 +30,6 @@ from fedgist.exchange.wire import (
     from_wire,
     message_of,
     promise,
-    sent_specs,
     sum_terms,
     to_shared,
     to_tensor,

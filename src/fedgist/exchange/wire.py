@@ -23,7 +23,6 @@ __all__ = [
     "from_wire",
     "message_of",
     "promise",
-    "sent_specs",
     "shared_of",
     "sum_terms",
     "to_shared",
@@ -75,11 +74,6 @@ def to_wire(gist: Tensors, blocks: Blocks) -> Tensors:
 def wire_specs(blocks: Blocks) -> dict[str, Spec]:
     """Return what a packed gist must look like."""
     return {k: (torch.uint8, (b.bytes,)) for k, b in blocks.items()}
-
-
-def sent_specs(rnd: Round) -> dict[str, Spec] | None:
-    """Return what a gist that is not packed must look like, or None where the plan cannot tell."""
-    return {p.name: (getattr(torch, p.dtype), p.shape) for p in rnd.sends} or None
 
 
 def from_wire(packed: Tensors, blocks: Blocks) -> Tensors:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal
@@ -45,6 +45,7 @@ __all__ = [
     "epsilon_gaussian",
     "epsilon_of",
     "epsilon_zcdp",
+    "group_size",
     "is_sampled",
     "odds",
     "plan_multiplier",
@@ -57,6 +58,7 @@ __all__ = [
 ]
 
 Law = Literal["gaussian", "discrete-gaussian"]
+Parts = tuple[tuple[float, float, int], ...]  # multiplier, sampling rate, times
 
 GRID = 1e-3  # of loss distributions, which are upper ends: within 0.03 % of a grid of 1e-4
 # Rényi orders of sampled plans: quarters where large ε have their best one
@@ -117,7 +119,7 @@ def sensitivity(
     if isinstance(query, SumQuery) and query.whole:
         return 1.0 if (unit, adjacency) == ("client", "add-remove") else 2.0
     if not isinstance(query, MomentsQuery):
-        return records * (1.0 if adjacency == "add-remove" else 2.0)
+        return float(group_size(adjacency, records))
     if query.exact_counts and adjacency != "replace-same-class":
         return math.inf
     if adjacency == "add-remove":
@@ -128,6 +130,11 @@ def sensitivity(
     else:
         same = 2 * math.sqrt(inv_a2)
     return records * (same if adjacency == "replace-same-class" else max(same, math.sqrt(2)))
+
+
+def group_size(adjacency: Adjacency, records: int) -> int:
+    """Return how many records neighbours differ in, each added or removed by itself."""
+    return records * (1 if adjacency == "add-remove" else 2)
 
 
 def plan_multiplier(
@@ -182,8 +189,11 @@ def sampled_epsilon(
     """
     if any(r.raw for r in plan) or not sigma > 0:
         return math.inf
-    parts = tuple((q.scale * sigma, _rate(q), q.times) for r in plan for q in r.queries)
-    at = _sampled_loss(parts, accountant)
+    reader = _sampled_reader(_parts(plan, sigma), accountant)
+
+    def at(delta: float) -> float:
+        return float(reader.get_epsilon(delta))
+
     if group == 1:
         return at(delta)
 
@@ -196,8 +206,8 @@ def sampled_epsilon(
     e = max(at(delta), 1e-9)
     while math.isfinite(e) and (more := needed(e)) > e:  # rises to the least that is enough
         e = more * (1 + 1e-6)
-    joint = math.sqrt(sum(times / z**2 for z, _, times in parts))  # what sampling gains left out
-    return min(group * e, epsilon_gaussian(1 / (group * joint), delta))
+    plain = sigma / (group * plan_multiplier(plan, "add-remove"))  # what sampling gains left out
+    return min(group * e, epsilon_gaussian(plain, delta))
 
 
 def sampled_rdp(plan: Sequence[Round], sigma: float) -> tuple[float, ...]:
@@ -205,28 +215,19 @@ def sampled_rdp(plan: Sequence[Round], sigma: float) -> tuple[float, ...]:
 
     It adds up over releases, order by order, whatever the later ones were made to depend on.
     """
-    from dp_accounting import rdp
-
     if any(r.raw for r in plan) or not sigma > 0:
         return (math.inf,) * len(ORDERS)
-    queries = (q for r in plan for q in r.queries)
-    event = _sampled_event(tuple((q.scale * sigma, _rate(q), q.times) for q in queries))
-    with _quiet():
-        reader = rdp.RdpAccountant(ORDERS).compose(event)
-    return tuple(float(v) for v in reader._rdp)
+    return tuple(float(v) for v in _sampled_reader(_parts(plan, sigma), "rdp")._rdp)
 
 
 def sampled_sigma(plan: Sequence[Round], epsilon: float, delta: float, group: int = 1) -> float:
     """Return a multiplier with which a sampled plan is (ε, δ)-DP, of ε within 1 in 1,000."""
     check_budget(epsilon, delta)
-    parts = tuple((q.scale, _rate(q), q.times) for r in plan for q in r.queries)
-    return _sampled_sigma(parts, epsilon, delta, group)
+    return _sampled_sigma(_parts(plan), epsilon, delta, group)
 
 
 @lru_cache(maxsize=64)
-def _sampled_sigma(
-    parts: tuple[tuple[float, float, int], ...], epsilon: float, delta: float, group: int
-) -> float:
+def _sampled_sigma(parts: Parts, epsilon: float, delta: float, group: int) -> float:
     queries = tuple(SumQuery(1.0, scale=s, times=t, rates=(q,)) for s, q, t in parts)
     plan = [Round("pool", queries)]
 
@@ -250,11 +251,12 @@ def _sampled_sigma(
     return math.ceil(math.exp(high) * 1e5) / 1e5
 
 
-def _rate(query: Query) -> float:
-    return query.rate if isinstance(query, SumQuery) else 1.0
+def _parts(plan: Sequence[Round], sigma: float = 1.0) -> Parts:
+    queries = (q for r in plan for q in r.queries if isinstance(q, SumQuery))
+    return tuple((q.scale * sigma, q.rate, q.times) for q in queries)
 
 
-def _sampled_event(parts: tuple[tuple[float, float, int], ...]) -> Any:
+def _sampled_event(parts: Parts) -> Any:
     import dp_accounting as dpa
 
     return dpa.ComposedDpEvent(
@@ -278,18 +280,13 @@ def _quiet() -> Iterator[None]:
 
 
 @lru_cache(maxsize=256)
-def _sampled_loss(
-    parts: tuple[tuple[float, float, int], ...], accountant: Literal["pld", "rdp"]
-) -> Callable[[float], float]:
-    """Return δ -> ε of composed (multiplier, sampling rate, times)."""
+def _sampled_reader(parts: Parts, accountant: Literal["pld", "rdp"]) -> Any:
     from dp_accounting import pld, rdp
 
-    event = _sampled_event(parts)
     pessimistic = pld.PLDAccountant(value_discretization_interval=GRID)
     reader = pessimistic if accountant == "pld" else rdp.RdpAccountant(ORDERS)
     with _quiet():
-        reader.compose(event)
-    return lambda delta: float(reader.get_epsilon(delta))
+        return reader.compose(_sampled_event(parts))
 
 
 def dp_event(
@@ -306,8 +303,7 @@ def dp_event(
         return dpa.NonPrivateDpEvent()
     events: list[Any] = []
     if is_sampled(plan):
-        queries = (q for r in plan for q in r.queries)
-        return _sampled_event(tuple((q.scale * sigma, _rate(q), q.times) for q in queries))
+        return _sampled_event(_parts(plan, sigma))
     for query in (q for r in plan for q in r.queries):
         z = sigma * getattr(query, "scale", 1.0) / sensitivity(query, adjacency, records, unit)
         event: Any = dpa.ZCDpEvent(rho=0.5 / z**2) if z > 0 else dpa.NonPrivateDpEvent()

@@ -12,6 +12,7 @@ from fedgist.privacy.accounting import (
     Law,
     check_budget,
     epsilon_of,
+    group_size,
     is_sampled,
     odds,
     plan_multiplier,
@@ -148,7 +149,7 @@ def calibrate(plan: Sequence[Round], privacy: Privacy) -> float:
             "inf, or a method whose plan is private"
         )
     if is_sampled(plan):
-        group = _group(privacy.adjacency, privacy.records)
+        group = group_size(privacy.adjacency, privacy.records)
         return sampled_sigma(plan, privacy.epsilon, privacy.delta, group)
     return sigma_for(privacy.epsilon, privacy.delta, LAW) * joint
 
@@ -172,7 +173,7 @@ def claim_of(
     accountant = "zCDP, tight conversion over all real orders"
     if sampled:
         accountant = "privacy loss distribution of the Poisson-sampled Gaussian"
-        group = _group(privacy.adjacency, privacy.records)
+        group = group_size(privacy.adjacency, privacy.records)
         rdp = sampled_epsilon(plan, sigma, privacy.delta, group, "rdp")
         notes.append(f"Rényi accounting of the same noise reads ε = {rdp:.4g}")
     if basic:
@@ -206,7 +207,7 @@ def claim_of(
         law=law,
         accountant=accountant,
         sigma=sigma,
-        sensitivity=float(_group(privacy.adjacency, privacy.records))
+        sensitivity=float(group_size(privacy.adjacency, privacy.records))
         if sampled
         else plan_multiplier(plan, privacy.adjacency, privacy.records, unit=privacy.unit),
         sampling=_sampling(plan),
@@ -255,14 +256,9 @@ def _reading(
     if joint == 0:
         return 0.0
     if is_sampled(plan):
-        group = _group(adjacency, privacy.records)
+        group = group_size(adjacency, privacy.records)
         return sampled_epsilon(plan, sigma, privacy.delta, group)
     return epsilon_of(sigma / joint, privacy.delta, law)
-
-
-def _group(adjacency: Adjacency, records: int) -> int:
-    """How many records neighbours differ in, one added or removed at a time."""
-    return records * (1 if adjacency == "add-remove" else 2)
 
 
 def _pooled(plan: Sequence[Round]) -> bool:
@@ -272,16 +268,11 @@ def _pooled(plan: Sequence[Round]) -> bool:
 
 
 def _sampling(plan: Sequence[Round]) -> str:
-    if not is_sampled(plan):
-        return "none: every record is in every query"
     queries = [q for r in plan for q in r.queries if isinstance(q, SumQuery) and q.rate < 1]
-    rates = sorted({q.rate for q in queries})
-    times = sum(q.times for q in queries)
-    if not rates:
+    if not queries:
         return "none: every record is in every query"
-    return f"Poisson, each record with probability {', '.join(f'{r:.4g}' for r in rates)}, " + (
-        f"{times} times"
-    )
+    rates = ", ".join(f"{rate:.4g}" for rate in sorted({q.rate for q in queries}))
+    return f"Poisson, each record with probability {rates}, {sum(q.times for q in queries)} times"
 
 
 def _noise_by(plan: Sequence[Round], privacy: Privacy, sigma: float, secure: bool) -> str:

@@ -37,6 +37,7 @@ from fedgist.privacy.accounting import (
     ORDERS,
     Law,
     epsilon_of,
+    group_size,
     is_sampled,
     plan_multiplier,
     sampled_rdp,
@@ -222,8 +223,7 @@ def curve_of(
     queries = [q for r in rounds for q in r.queries if isinstance(q, SumQuery)]
     if not is_sampled(rounds) or not math.isfinite(rho) or min(q.rate for q in queries) == 1:
         return ()
-    group = records * (1 if adjacency == "add-remove" else 2)
-    many = _grouped(_one_record(tuple(rounds), sigma), group)
+    many = _grouped(_one_record(tuple(rounds), sigma), group_size(adjacency, records))
     curve = tuple(min(v, rho * a) for v, a in zip(many, ORDERS, strict=True))
     return curve if any(v < rho * a for v, a in zip(curve, ORDERS, strict=True)) else ()
 

@@ -1,0 +1,32 @@
+"""Settings that make a method fast on the toy task. A new method adds its line, or needs none."""
+
+CANVAS = ["method.canvas.per_class=1", "method.class_size=[20]", "method.batch=8"]
+SERVER = ["method.server.recipe.steps=3", "method.server.recipe.width=4"]
+QUICK = {
+    "anis": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
+    "dm": ["method.canvas.per_class=1", *SERVER, "method.steps=2", "privacy.epsilon=inf"],
+    "ndpdc": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
+    "ppfl_dc": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
+    "feddm": [*CANVAS, *SERVER, "method.rounds=2", "method.steps=1"],
+    "fedavg": ["privacy.epsilon=inf", "method.rounds=2", "method.recipe.width=4"],
+    "dp_fedavg": ["method.rounds=2", "method.recipe.width=4"],
+    "collab_dm": [
+        *SERVER,
+        "method.canvas.per_class=1",
+        "method.nets=2",
+        "method.width=4",
+        "method.matching.steps=2",
+    ],
+    "logistic": ["method.features=scattering:32", "method.steps=2"],
+    "fedkt_csd": [
+        "method.features=scattering:32",
+        "method.heads=['lda','qda','decode','match']",
+        "method.nets=2",
+        "method.net_width=4",
+        "method.matching.steps=2",
+        "method.synthetic_size=30",
+        "method.recipe.steps=3",
+        "method.recipe.width=4",
+        "method.recipe.batch=16",
+    ],
+}
