@@ -29,6 +29,9 @@ HEAD_NAMES = {
     "logistic": "logistic regression, features",
     "decode": "network, decoded images",
     "match": "network, matched images",
+    "distilled": "network, distilled images",
+    "fedavg": "network, averaged by round",
+    "dp_fedavg": "network, noised sums by round",
 }
 
 
