@@ -40,6 +40,11 @@ class Method(ABC):
         """Why it must not meet real data, as its claim says too; empty where nothing forbids it."""
         return ""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of its claim must know besides ε."""
+        return ()
+
     def start(self, task: Task, rng: torch.Generator) -> State:
         """Return the server's first state; empty where there is nothing to broadcast."""
         return State()

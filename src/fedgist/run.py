@@ -82,7 +82,7 @@ def plan_of(
     rounds = tuple(method.plan(task))
     sigma = calibrate(rounds, privacy)
     track = str(getattr(method, "track", "no public data"))
-    notes = [*filter(None, [method.unfit]), *notes]
+    notes = [*filter(None, [method.unfit]), *method.notes, *notes]
     claim = claim_of(rounds, privacy, sigma, track=track, secure=secure, notes=notes)
     up = [upload_bytes(r, task, privacy, sigma) for r in rounds]
     return Plan(rounds, sigma, claim, None if None in up else sum(b for b in up if b is not None))
@@ -103,6 +103,8 @@ def drive(
         tell.stage(f"round {r + 1} of {len(rounds)}")
         merged = exchange.round(r, rnd, state.shared)
         state = method.update(r, task, state, merged, generator(seed, "update", r))
+        if state.done:
+            break
     tell.stage("server")
     return method.finish(task, state, generator(seed, "finish"))
 
@@ -121,7 +123,8 @@ def derive(seed: int, *path: str | int) -> int:
 def upload_bytes(rnd: Round, task: Task, privacy: Privacy, sigma: float) -> int | None:
     """Return the payload in bytes of one client's gist, or None where it depends on the data."""
     if rnd.sends:
-        return sum(b.bytes for b in sent_pieces(rnd).values())
+        depends = any(p.by_image for p in rnd.sends)
+        return None if depends else sum(b.bytes for b in sent_pieces(rnd).values())
     sent = [sent_blocks(q, task, privacy, sigma) for q in rnd.queries]
     if rnd.reduce == "pool" or rnd.raw or not all(sent):
         return None
@@ -157,5 +160,5 @@ def sent_blocks(query: Query, task: Task, privacy: Privacy, sigma: float) -> dic
 
 
 def sent_pieces(rnd: Round) -> dict[str, Sent]:
-    """Return what a client sends in a pool or raw round, as far as the plan knows it."""
-    return {p.name: Sent(p.shape, p.bits) for p in rnd.sends}
+    """Return what a client sends in a pool or raw round: for each image where that is the row."""
+    return {p.name: Sent((1, *p.shape[1:]) if p.by_image else p.shape, p.bits) for p in rnd.sends}

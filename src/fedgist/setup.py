@@ -127,7 +127,10 @@ def blocks(plan: Plan, task: Task, privacy: Privacy) -> list[dict[str, Any]]:
     rows = []
     for r, rnd in enumerate(plan.rounds):
         inside = "inside" if rnd.queries and plan.sigma > 0 else None
-        rows += [_row(r, "", name, sent, inside) for name, sent in sent_pieces(rnd).items()]
+        open_ = {p.name for p in rnd.sends if p.by_image}
+        for name, sent in sent_pieces(rnd).items():
+            row = _row(r, "", name, sent, inside)
+            rows.append(row | {"shape": ["each image", *sent.shape[1:]]} if name in open_ else row)
         for query in rnd.queries if rnd.noised else ():
             scales = noise_scales(query, plan.sigma) if plan.sigma > 0 else {}
             for name, sent in sent_blocks(query, task, privacy, plan.sigma).items():

@@ -11,7 +11,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedgist.errors import ProtocolError
-from fedgist.exchange.letter import FIXED, MAGIC, is_whole, read_letter, sender_key, write_letter
+from fedgist.exchange.letter import (
+    FIXED,
+    MAGIC,
+    fits,
+    is_whole,
+    read_letter,
+    sender_key,
+    write_letter,
+)
 from fedgist.privacy.identity import Identity
 
 ANNA = Identity.new("anna")
@@ -192,3 +200,23 @@ def signed(body):
     text = json.dumps(header).encode()
     start = MAGIC + ANNA.public.sign
     return start + ANNA.sign(start + text, b"letter") + struct.pack("<I", len(text)) + text + body
+
+
+def test_rows_for_each_image_are_as_many_in_all():
+    want = {"pixels": (torch.uint8, (-1, 1, 8, 8)), "labels": (torch.uint8, (-1,))}
+    found = {"pixels": (torch.uint8, (5, 1, 8, 8)), "labels": (torch.uint8, (5,))}
+    assert fits(found, want)
+    for wrong in (
+        {"labels": (torch.uint8, (4,))},
+        {"labels": (torch.int64, (5,))},
+        {"labels": (torch.uint8, ())},
+        {"labels": (torch.uint8, (5, 1))},
+        {"pixels": (torch.uint8, (5, 1, 8, 9))},
+        {"more": (torch.uint8, (5,))},
+    ):
+        assert not fits(found | wrong, want)
+    assert not fits({"pixels": found["pixels"]}, want)
+    tensors = {"pixels": torch.zeros(5, 1, 8, 8).byte(), "labels": torch.zeros(4).byte()}
+    letter = read(write_letter(ANNA, TASK, "0.gist", "bert", "reply", tensors))
+    with pytest.raises(ProtocolError, match="different numbers of rows"):
+        letter.tensors(want)

@@ -31,7 +31,16 @@ from fedgist.errors import ProtocolError
 from fedgist.privacy.identity import Identity, Public
 from fedgist.types import Tensors
 
-__all__ = ["Kind", "Letter", "Spec", "is_whole", "read_letter", "sender_key", "write_letter"]
+__all__ = [
+    "Kind",
+    "Letter",
+    "Spec",
+    "fits",
+    "is_whole",
+    "read_letter",
+    "sender_key",
+    "write_letter",
+]
 
 Kind = Literal["ask", "reply", "fault", "end"]
 Spec = tuple[torch.dtype, tuple[int, ...]]
@@ -75,8 +84,8 @@ class Letter:
         """Return the body's tensors.
 
         Args:
-            expected: type and shape of every tensor, which must be there and no others; None
-                accepts any names and shapes.
+            expected: type and shape of every tensor, which must be there and no others, as `fits`
+                reads them; None accepts any names and shapes.
             finite: refuse NaN and Inf. What a server broadcasts may hold them (the score of a class
                 that nobody has); what a site sends may not.
 
@@ -85,7 +94,7 @@ class Letter:
                 not finite.
         """
         found = _outline(self.body, self._what())
-        if expected is not None and found != dict(expected):
+        if expected is not None and not fits(found, expected):
             wrong = _difference(found, expected)
             raise ProtocolError(f"{self._what()} must hold what the task's plan says. Got {wrong}")
         try:
@@ -217,6 +226,17 @@ def _header(text: bytes, sender: Public) -> dict[str, Any]:
     return dict(header)
 
 
+def fits(found: Mapping[str, Spec], expected: Mapping[str, Spec]) -> bool:
+    """Tell whether tensors are those expected; a first size of -1 takes any, the same in all."""
+    if found.keys() != expected.keys():
+        return False
+    rows = {found[k][1][:1] for k, (_, shape) in expected.items() if shape[:1] == (-1,)}
+    return len(rows) <= 1 and all(
+        found[k] == (dtype, (*found[k][1][:1], *shape[1:]) if shape[:1] == (-1,) else shape)
+        for k, (dtype, shape) in expected.items()
+    )
+
+
 def _outline(body: bytes, what: str) -> dict[str, Spec]:
     """Return types and shapes from the body's own table, before anything is allocated."""
     try:
@@ -247,6 +267,9 @@ def _difference(found: Mapping[str, Spec], expected: Mapping[str, Spec]) -> str:
         return f"no '{missing[0]}'"
     if extra := sorted(found.keys() - expected.keys()):
         return f"'{extra[0]}' besides"
-    name = next(k for k in sorted(found) if found[k] != expected[k])
+    one = [k for k in sorted(found) if not fits({k: found[k]}, {k: expected[k]})]
+    if not one:
+        return "different numbers of rows"
+    name = one[0]
     (dtype, shape), (want, size) = found[name], expected[name]
     return f"'{name}' of {dtype} {list(shape)} for {want} {list(size)}"

@@ -31,6 +31,7 @@ class LocalExchange:
         seed: the run's seed; with ``privacy.noise == "system"`` it decides no noise.
         observe: keep the un-noised sum in ``exact``, for the ceilings of a simulation.
         lost: places of clients that were invited and never answer.
+        broadcasts: what the server sent to all, by round; filled as the run goes on.
         visits: filled as the run goes on.
     """
 
@@ -46,6 +47,7 @@ class LocalExchange:
     lost: Collection[int] = ()
     exact: Tensors = field(default_factory=dict)
     visits: list[Visit] = field(default_factory=list)
+    broadcasts: list[Tensors] = field(default_factory=list)
     memory: dict[int, Tensors] = field(default_factory=dict)
 
     @property
@@ -59,6 +61,7 @@ class LocalExchange:
         if self.observe and self.privacy.noise != "seeded":
             raise PrivacyError("exact sums must not be kept in a real release. Got observe = True")
         merger = Merger(self.duty, rnd)
+        self.broadcasts.append(shared)
         for i in range(len(self.sites)):
             if i not in self.lost:
                 merger.add(self._visit(i, r, rnd, shared), self.names[i])

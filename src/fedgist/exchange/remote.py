@@ -8,6 +8,7 @@ settled once, when the step is closed; what comes later is not used.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -225,8 +226,8 @@ class RemoteExchange:
         """Return an answer that is this site's, for this step, and promises what the task does."""
         agreement = self.agreement
         sender = agreement.roster[self.names.index(name)]
-        known = None if specs is None else sum(n[0] for _, n in specs.values()) + HEAD
-        most = agreement.exchange.most_bytes if known is None else known
+        limit = agreement.exchange.most_bytes
+        most = limit if specs is None else _most(specs, agreement.task.max_images)
         letter = read_letter(
             data, [sender], agreement.digest, to=self.identity.public.name, most=most
         )
@@ -276,3 +277,9 @@ class RemoteExchange:
                 return Merged(tensors, float(meta["sigma"]), int(meta["clients"]))
         except (SafetensorError, KeyError, ValueError, OSError) as e:
             raise ProtocolError(f"'{path}' must be what this coordinator wrote. Got {e}") from e
+
+
+def _most(specs: Mapping[str, Spec], images: int) -> int:
+    """Return how long the body of an answer may be in bytes, with ``images`` rows where open."""
+    numbers = (dtype.itemsize * math.prod(shape) for dtype, shape in specs.values())
+    return HEAD + sum(n if n >= 0 else -n * images for n in numbers)
