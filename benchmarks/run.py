@@ -179,6 +179,10 @@ def pick(report: dict[str, Any]) -> dict[str, Any]:
         "timings": report["timings"],
         "server_seconds": report["details"]["seconds"],
         "bytes_up": report["bytes_up"],
+        "bytes_down": report.get("bytes_down", 0),
+        "client_seconds": sum(c["seconds"] for c in report.get("clients", [])),
+        "rounds": report["details"].get("rounds"),
+        "exposure": report.get("exposure"),
     }
 
 

@@ -2,6 +2,7 @@
 
 CANVAS = ["method.canvas.per_class=1", "method.class_size=[20]", "method.batch=8"]
 SERVER = ["method.server.recipe.steps=3", "method.server.recipe.width=4"]
+UPLOADS = ["privacy.epsilon=inf", "method.recipe.steps=3", "method.recipe.width=4"]
 QUICK = {
     "anis": [*CANVAS, *SERVER, "method.rounds=2", "method.width=2"],
     "dm": ["method.canvas.per_class=1", *SERVER, "method.steps=2", "privacy.epsilon=inf"],
@@ -10,6 +11,15 @@ QUICK = {
     "feddm": [*CANVAS, *SERVER, "method.rounds=2", "method.steps=1"],
     "fedavg": ["privacy.epsilon=inf", "method.rounds=2", "method.recipe.width=4"],
     "dp_fedavg": ["method.rounds=2", "method.recipe.width=4"],
+    "fedprox": ["privacy.epsilon=inf", "method.rounds=2", "method.recipe.width=4"],
+    "fedadam": ["privacy.epsilon=inf", "method.rounds=2", "method.recipe.width=4"],
+    "scaffold": ["privacy.epsilon=inf", "method.rounds=2", "method.recipe.width=4"],
+    "sfl": [
+        "privacy.epsilon=inf",
+        "method.recipe.steps=2",
+        "method.recipe.batch=8",
+        "method.recipe.width=4",
+    ],
     "collab_dm": [
         *SERVER,
         "method.canvas.per_class=1",
@@ -17,6 +27,23 @@ QUICK = {
         "method.width=4",
         "method.matching.steps=2",
     ],
+    "fedsumup": [
+        "privacy.epsilon=inf",
+        "method.side=4",
+        "method.rounds=2",
+        "method.recipe.steps=3",
+        "method.recipe.width=4",
+        "method.improve.steps=2",
+    ],
+    "downsample": [
+        "privacy.epsilon=inf",
+        "method.side=4",
+        "method.recipe.steps=3",
+        "method.recipe.width=4",
+    ],
+    "dp_pix": [*UPLOADS, "method.cell=2", "method.neighbourhood=4"],
+    "ldp_slicing": [*UPLOADS, "method.side=4"],
+    "deepfixcx": [*UPLOADS, "method.levels=1", "method.patches=2"],
     "logistic": ["method.features=scattering:32", "method.steps=2"],
     "fedkt_csd": [
         "method.features=scattering:32",

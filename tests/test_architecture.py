@@ -14,14 +14,14 @@ ROOT = Path(fedgist.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # What each layer may import, from the bottom up; `run` stands for the modules that compose a run.
 LAYERS = [
-    {"types", "errors", "progress", "whole"},
+    {"types", "queries", "errors", "progress", "whole"},
     {"data", "encoders", "privacy"},
     {"method"},
-    {"train", "heads", "methods"},
+    {"train", "compress", "heads", "methods"},
     {"run", "config", "agreement", "policy"},
     {"exchange", "audit", "report"},
     {"setup"},
-    {"evaluation"},
+    {"evaluation", "exposure"},
     {"experiment", "federation"},
     {"doctor", "flower_app"},
     {"summary", "cli", "__main__"},

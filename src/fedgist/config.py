@@ -81,6 +81,11 @@ class Evaluation(Strict):
     """Test images through the codec, as a number of its own."""
     membership: bool = False
     """The exact likelihood-ratio attack and the distance to the closest synthetic image."""
+    inversion: bool = False
+    """For methods that send something of every image: rebuild images from uploads, and find them in
+    a gallery, as the server could."""
+    decoder_steps: int = Field(default=1500, ge=0)
+    """Updates of each network that learns to rebuild them."""
     personalise: bool = False
     """Fine-tune the network at every client; report local accuracy before and after."""
 
@@ -238,7 +243,11 @@ def _resolve(owner: Any, hint: Any) -> Any:
 
 
 def _methods() -> list[type[Method]]:
-    return [c for c in Method.__subclasses__()]
+    found, todo = [], list(Method.__subclasses__())
+    while todo:
+        found.append(todo.pop())
+        todo += found[-1].__subclasses__()
+    return found
 
 
 def _plain(value: Any) -> Any:

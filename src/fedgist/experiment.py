@@ -11,7 +11,9 @@ import fedgist
 from fedgist.config import Run, dumps
 from fedgist.evaluation import attack_rows, exact_outcome, score_heads
 from fedgist.exchange.local import LocalExchange
+from fedgist.exposure import exposed
 from fedgist.progress import Progress, by_client
+from fedgist.report.figures import exposure_png
 from fedgist.report.folder import Clock, claim_folder, file_row, write_outcome, write_report
 from fedgist.report.record import versions
 from fedgist.run import drive
@@ -24,7 +26,7 @@ from fedgist.setup import (
     prepare_run,
     test_images,
 )
-from fedgist.types import MomentsQuery, Outcome
+from fedgist.types import MomentsQuery, Outcome, Tensors
 from fedgist.whole import write_whole
 
 __all__ = ["Result", "execute", "plan_record"]
@@ -71,11 +73,14 @@ def execute(run: Run, folder: Path | None = None, progress: Progress | None = No
     heads = score_heads(made, outcome, exact, sites, test)
     clock.lap("evaluate")
     membership = attack_rows(made, outcome, sites, test) if run.evaluation.membership else None
+    shown = exposed(made, exchange, outcome, sites, test) if run.evaluation.inversion else None
     clock.lap("audit")
     report = _report(made, outcome, exchange, sites)
     if exact is not None:
         _add_exact_spectrum(report["details"], exact)
     report |= {"heads": heads, "membership": membership, "timings": clock.laps, "files": files}
+    if shown is not None:
+        _add_exposure(report, *shown, folder)
     if folder is not None:
         tell.stage("report")
         write_report(report, outcome, folder, config)
@@ -156,6 +161,19 @@ def _report(
         "versions": versions(),
         "device": "cpu",
     }
+
+
+def _add_exposure(
+    report: dict[str, Any], found: dict[str, Any], pictures: Tensors, folder: Path | None
+) -> None:
+    """Put what attacks on uploads have found into the report, and their picture beside it."""
+    report["membership"] = [*(report["membership"] or []), found.pop("membership")]
+    report["exposure"] = found
+    if folder is not None:
+        path = folder / "exposure.png"
+        exposure_png(pictures, path)
+        report["files"].append(file_row(path, "what a server can rebuild of uploads"))
+        found["picture"] = path.name
 
 
 def _add_exact_spectrum(details: dict[str, Any], exact: Outcome) -> None:

@@ -32,6 +32,12 @@ HEAD_NAMES = {
     "distilled": "network, distilled images",
     "fedavg": "network, averaged by round",
     "dp_fedavg": "network, noised sums by round",
+    "fedprox": "network, averaged by round",
+    "fedadam": "network, Adam on mean updates",
+    "scaffold": "network, averaged by round",
+    "sfl": "network, split",
+    "fedsumup": "compressor and network, small images",
+    "uploads": "network, transformed images",
 }
 
 

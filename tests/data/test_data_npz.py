@@ -50,7 +50,9 @@ def test_multi_label_is_refused(tmp_path: Path) -> None:
         train_images=np.zeros((5, 28, 28), np.uint8),
         train_labels=np.zeros((5, 14), np.uint8),
     )
-    with pytest.raises(DataError, match=r"one label per image. Got \[5, 14\]: multi-label"):
+    with pytest.raises(
+        DataError, match=r"one label per image. Got \[5, 14\]: of a multi-label set"
+    ):
         open_source(path)
 
 
@@ -148,3 +150,94 @@ def test_damaged_pixels_are_found_when_read(tmp_path: Path) -> None:
     source = open_source(path)
     with pytest.raises(DataError, match=r"x\.npz' must be a readable npz.*CRC"):
         source.images("train", source.task())
+
+
+FINDINGS = np.array(
+    [[0] * 14, [1] + [0] * 13, [0] * 13 + [1], [1, 1] + [0] * 12, [0, 1] + [0] * 12, [1] * 14],
+    np.uint8,
+)
+
+
+@pytest.fixture
+def chest(tmp_path: Path) -> str:
+    """ChestMNIST's format: pixel values tell the images apart."""
+    arrays: dict[str, Any] = {}
+    for split in ("train", "val", "test"):
+        pixels = np.arange(6, dtype=np.uint8)[:, None, None] * 40
+        arrays[f"{split}_images"] = np.broadcast_to(pixels, (6, 28, 28))
+        arrays[f"{split}_labels"] = FINDINGS
+    path = tmp_path / "chestmnist_28.npz"
+    np.savez_compressed(path, **arrays, train_groups=np.arange(6) // 2)
+    return str(path)
+
+
+def test_findings_as_any_or_none(chest: str) -> None:
+    source = open_source(f"{chest}#any")
+    assert (source.name, source.size, source.channels) == ("chestmnist_28-any", 28, 1)
+    assert source.classes == ("no finding", "any finding")
+    assert source.splits == ("train", "val", "test")
+    images = source.images("train", source.task())
+    assert images.labels.tolist() == [0, 1, 1, 1, 1, 1]
+    assert images.groups is not None and images.groups.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_single_findings_leave_out_images_with_more_and_say_how_many(chest: str) -> None:
+    source = open_source(f"{chest}#single")
+    assert len(source.classes) == 15
+    assert source.classes[0] == "no finding" and source.classes[-1] == "hernia"
+    with pytest.warns(UserWarning, match="Got 2 of 6 train images with two or more"):
+        images = source.images("train", source.task())
+    assert images.labels.tolist() == [0, 1, 14, 2]
+    assert images.pixels[:, 0, 0, 0].tolist() == [0, 40, 80, 160]  # rows and labels stay together
+    assert images.groups is not None and images.groups.tolist() == [0, 0, 1, 2]
+
+
+def test_a_share_of_a_reduced_set(chest: str) -> None:
+    source = open_source(f"{chest}#any@2/3")
+    assert source.images("train", source.task()).pixels[:, 0, 0, 0].tolist() == [40, 160]
+
+
+def test_a_bare_multi_label_file_names_both_ways_to_open_it(chest: str) -> None:
+    with pytest.raises(DataError, match=r"\[6, 14\].*npz#any .*npz#single"):
+        open_source(chest)
+
+
+def test_an_existing_file_of_that_name_wins(chest: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.npz#any"
+    path.write_bytes(b"x")
+    with pytest.raises(DataError, match=r"must be \.npz or \.parquet"):
+        open_source(str(path))
+
+
+@pytest.mark.parametrize(
+    ("labels", "how", "message"),
+    [
+        (FINDINGS[:2], "sngle", "one of any, single. Got 'sngle'. Did you mean 'single'"),
+        (FINDINGS[:2], "", "one of any, single. Got ''"),
+        (np.array([0, 1]), "any", r"\[n, k\], k > 1.*Got int64 \[2\]"),
+        (np.array([[0], [1]]), "single", r"\[n, k\], k > 1.*Got int64 \[2, 1\]"),
+        (np.array([[0, 2], [1, 0]]), "any", r"must be 0 or 1. Got 0\.\.2"),
+        (np.array([[0, -1], [1, 0]]), "any", r"must be 0 or 1. Got -1\.\.1"),
+        (np.zeros((2, 3)), "any", r"must be integers.*Got float64"),
+        (FINDINGS[:1], "any", "Got 2 train images and 1 labels"),
+        (FINDINGS[[0, 5, 1]], "single", "Got 2 train images and 3 labels"),
+    ],
+)
+def test_wrong_reductions(tmp_path: Path, labels: Any, how: str, message: str) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, images=IMAGES, labels=labels)
+    with pytest.raises(DataError, match=message):
+        source = open_source(f"{path}#{how}")
+        source.images("train", source.task())
+
+
+def test_named_findings_must_be_as_many_as_columns(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    arrays = {"images": IMAGES, "labels": np.eye(2, dtype=np.int64)}
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    assert open_source(f"{path}#single").classes == ("no finding", "0", "1")
+    np.savez(path, **arrays, classes=np.array(["a", "b"]))
+    assert open_source(f"{path}#single").classes == ("no finding", "a", "b")
+    np.savez(path, **arrays, classes=np.array(["a"]))
+    with pytest.raises(DataError, match="the 1 named findings"):
+        open_source(f"{path}#single")

@@ -72,3 +72,17 @@ def test_three_sites_by_a_shared_folder_then_one_file_per_site(tmp_path):
     ledger = run("fedgist ledger show --json --ledger north/ledger.sqlite", tmp_path)
     entries = json.loads(ledger.stdout)["entries"]
     assert [e["name"] for e in entries] == ["clothes", "fashion-mini"]
+
+
+@pytest.mark.slow
+def test_look_before_you_send(tmp_path):
+    keys = "fedgist keys new coordinator --out keys; fedgist keys new north --out keys\n"
+    done = run(keys + commands("Look before you send"), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "waits for your decision" in done.stdout and "Round 1: send" in done.stdout
+    assert "May this leave" in (tmp_path / "look" / "inspect.html").read_text()
+    (receipt,) = (tmp_path / "north").glob("*/review/decision-0.gist.json")
+    said = json.loads(receipt.read_text())
+    assert said["decision"]["classes"] == ["Bag"] and len(said["decision"]["images"]) == 2
+    assert said["sent"]["gist"] != said["decision"]["gist"]
+    assert (tmp_path / "small-result" / "classifier.safetensors").is_file()

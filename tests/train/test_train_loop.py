@@ -99,6 +99,27 @@ def test_pretraining_helps(images, rng):
 # What it learns from.
 
 
+def test_a_correction_is_added_to_every_gradient(images, network, rng):
+    """SGD is linear in it: steps of the loss alone, then of the loss and the correction."""
+    plain_sgd = {"optimiser": "sgd", "momentum": 0.0, "schedule": "constant", "warmup": 0.0}
+    recipe = Recipe(width=8, steps=1, batch=60, lr=0.1, **plain_sgd)
+    sizes = [p.numel() for p in network.model.parameters()]
+    shift = torch.randn(sum(sizes), generator=rng(3))
+    start, ends = network, []
+    for correction in (None, torch.zeros_like(shift), shift):
+        ends.append(train(images, recipe, rng(0), start=start, correction=correction))
+    assert same(ends[0], ends[1])
+    parts = torch.split(shift, sizes)
+    pairs = zip(ends[0].model.parameters(), ends[2].model.parameters(), parts, strict=True)
+    for alone, corrected, part in pairs:
+        assert torch.allclose(corrected, alone - 0.1 * part.view_as(alone), atol=1e-6)
+    two = replace(recipe, steps=2)  # the second step too, from where the first led
+    straight = train(images, two, rng(0), start=start, correction=shift)
+    again = train(images, recipe, rng(1), start=ends[2], correction=shift)
+    for a, b in zip(straight.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
 def test_soft_labels_that_are_certain_equal_labels(images, recipe, rng):
     hard = torch.eye(3)[images.labels]
     a, b = train(images, recipe, rng(0)), train(images, recipe, rng(0), soft_labels=hard.double())

@@ -1,12 +1,12 @@
 """Class names of the MedMNIST 2D sets, which their npz files do not carry.
 
-Source: ``medmnist.INFO`` of medmnist 3.0.2 (single-label 2D sets; https://medmnist.com). Names that
-hold commas are reworded without.
+Source: ``medmnist.INFO`` of medmnist 3.0.2 (2D sets; https://medmnist.com). Names that hold commas
+are reworded without.
 """
 
 from __future__ import annotations
 
-__all__ = ["labels_of"]
+__all__ = ["findings_of", "labels_of"]
 
 _ORGANS = (
     "bladder, femur-left, femur-right, heart, kidney-left, kidney-right, liver, lung-left, "
@@ -31,8 +31,22 @@ _LABELS = {
     "organsmnist": _ORGANS,
 }
 
+_FINDINGS = {
+    "chestmnist": "atelectasis, cardiomegaly, effusion, infiltration, mass, nodule, pneumonia, "
+    "pneumothorax, consolidation, edema, emphysema, fibrosis, pleural, hernia",
+}
+
 
 def labels_of(name: str) -> tuple[str, ...]:
     """Return the class names of a MedMNIST file's stem such as ``bloodmnist_64``, or ()."""
-    text = _LABELS.get(name.lower().partition("_")[0], "")
+    return _named(_LABELS, name)
+
+
+def findings_of(name: str) -> tuple[str, ...]:
+    """Return what the columns of a multi-label MedMNIST file stand for, or ()."""
+    return _named(_FINDINGS, name)
+
+
+def _named(lists: dict[str, str], name: str) -> tuple[str, ...]:
+    text = lists.get(name.lower().partition("_")[0], "")
     return tuple(text.split(", ")) if text else ()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedgist.data.arrow import find_arrow, open_arrow
 from fedgist.data.cifar import find_cifar, open_cifar
+from fedgist.data.findings import reduction_of
 from fedgist.data.folder import open_folder
 from fedgist.data.idx import find_idx, open_idx
 from fedgist.data.named import NAMED
@@ -17,6 +18,7 @@ from fedgist.errors import DataError, did_you_mean
 
 __all__ = ["Records", "Source", "open_source"]
 
+REDUCED = re.compile(r"(?P<where>.+\.npz)#(?P<how>\w*)", re.IGNORECASE)
 SHARE = re.compile(r"(?P<where>.+)@(?P<part>\d+)/(?P<parts>\d+)")
 
 
@@ -26,7 +28,9 @@ def open_source(where: str | Path) -> Source:
     A path may be an ``.npz`` (MedMNIST, plain arrays, a synthetic set), a ``.parquet``, or a folder
     of IDX files, CIFAR batches, Hugging Face data or class folders of images. A name wins over a
     folder of the same name; write ``./digits`` for the folder. ``WHERE@2/3`` is the second third of
-    the training images (every third one): sites of a rehearsal.
+    the training images (every third one): sites of a rehearsal. ``FILE.npz#any`` and
+    ``FILE.npz#single`` reduce a multi-label set to one label for each image, see
+    `fedgist.data.findings`; a share of one is ``FILE.npz#any@2/3``.
 
     Raises:
         DataError: neither a name nor an existing path, or nothing usable in it.
@@ -36,6 +40,9 @@ def open_source(where: str | Path) -> Source:
     if isinstance(where, str) and where in NAMED:
         return NAMED[where]()
     path = Path(where).expanduser()
+    if not path.exists() and (reduced := REDUCED.fullmatch(str(where))):
+        how = reduction_of(reduced["how"])
+        return open_npz(Path(reduced["where"]).expanduser(), reduction=how)
     if path.is_dir():
         return _open_folder(path)
     if path.is_file():

@@ -6,6 +6,7 @@ Memory does not grow with the number of clients: each is loaded, summed and drop
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from fedgist.types import Images, Merged, Round, Task, Tensors
 
 __all__ = ["LocalExchange"]
 
+RECENT = 8  # rounds whose broadcasts are remembered
+
 
 @dataclass
 class LocalExchange:
@@ -31,7 +34,7 @@ class LocalExchange:
         seed: the run's seed; with ``privacy.noise == "system"`` it decides no noise.
         observe: keep the un-noised sum in ``exact``, for the ceilings of a simulation.
         lost: places of clients that were invited and never answer.
-        broadcasts: what the server sent to all, by round; filled as the run goes on.
+        broadcasts: what the server sent to all in the last rounds; filled as the run goes on.
         visits: filled as the run goes on.
     """
 
@@ -47,7 +50,7 @@ class LocalExchange:
     lost: Collection[int] = ()
     exact: Tensors = field(default_factory=dict)
     visits: list[Visit] = field(default_factory=list)
-    broadcasts: list[Tensors] = field(default_factory=list)
+    broadcasts: deque[Tensors] = field(default_factory=lambda: deque(maxlen=RECENT))
     memory: dict[int, Tensors] = field(default_factory=dict)
 
     @property

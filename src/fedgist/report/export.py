@@ -250,6 +250,10 @@ def load_classifier(path: Path) -> Classifier:
             from fedgist.train import Network
 
             return Network.load(tensors, meta)
+        if kind == "compressed":
+            from fedgist.compress import CompressedNetwork
+
+            return CompressedNetwork.load(tensors, meta)
         from fedgist.heads.linear import KINDS, CodeClassifier
 
         if kind in KINDS:
@@ -257,8 +261,8 @@ def load_classifier(path: Path) -> Classifier:
     except (KeyError, ValueError, TypeError, RuntimeError) as e:
         raise DataError(f"classifier '{path}' must be complete. Got {type(e).__name__}: {e}") from e
     raise DataError(
-        f"the kind of classifier '{path}' must be network or one of {', '.join(KINDS)}. "
-        f"Got '{kind}'"
+        f"the kind of classifier '{path}' must be network, compressed or one of "
+        f"{', '.join(KINDS)}. Got '{kind}'"
     )
 
 

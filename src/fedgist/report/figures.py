@@ -23,11 +23,20 @@ from PIL import Image, ImageDraw, ImageFont
 from fedgist.types import Images
 from fedgist.whole import write_whole
 
-__all__ = ["ClassSamples", "class_samples", "heat_map", "samples_png", "spectrum"]
+__all__ = [
+    "ClassSamples",
+    "class_samples",
+    "exposure_png",
+    "heat_map",
+    "png_uri",
+    "samples_png",
+    "spectrum",
+]
 
 TINT = (42, 143, 208)  # reads on white and on near-black; strength is in the alpha channel
 SHOWN = 64  # pixels: a sample on the page is not larger than that
 PAGE_BYTES = 1_300_000  # of pixels in all samples on the page; base64 adds a third at worst
+MOST_COLUMNS = 12
 MOST_CLASSES = 100  # rows in a figure of samples
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -190,6 +199,34 @@ def samples_png(images: Images, path: Path, per_class: int = 10) -> None:
     write_whole(path, _encode(sheet))
 
 
+def exposure_png(pictures: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write what attacks rebuild: one labelled row an attack, one column an image.
+
+    Args:
+        pictures: name -> float32 ``[n, c, s, s]`` in [0, 1], originals first.
+        path: the file.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    rows = {name: images[:MOST_COLUMNS] for name, images in pictures.items()}
+    side = next(iter(rows.values())).shape[-1]
+    cell = side * max(1, round(56 / side)) if side < 128 else 128
+    gap, edge, font = 4, 16, _font(15)
+    label = math.ceil(max(font.getlength(n) for n in rows)) + 16
+    columns = max(len(images) for images in rows.values())
+    width = edge * 2 + label + columns * (cell + gap) - gap
+    sheet = Image.new("RGB", (width, edge * 2 + len(rows) * (cell + gap) - gap), "white")
+    draw = ImageDraw.Draw(sheet)
+    for k, (name, images) in enumerate(rows.items()):
+        top = edge + k * (cell + gap)
+        draw.text((edge, top + cell / 2), name, font=font, fill="#1b1f24", anchor="lm")
+        for i, pixels in enumerate(images):
+            tile = _tile(pixels.clamp(0, 1), cell).resize((cell, cell), Image.Resampling.NEAREST)
+            sheet.paste(tile, (edge + label + i * (cell + gap), top))
+    write_whole(path, _encode(sheet))
+
+
 def _cut(images: Images) -> bool:
     return len(images.classes) > MOST_CLASSES
 
@@ -216,7 +253,12 @@ def _encode(image: Image.Image) -> bytes:
 
 
 def _uri(image: Image.Image) -> str:
-    return "data:image/png;base64," + base64.b64encode(_encode(image)).decode()
+    return png_uri(_encode(image))
+
+
+def png_uri(png: bytes) -> str:
+    """Return the bytes of a PNG as a data URI, so that a page can hold it."""
+    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def _font(height: int) -> Font:

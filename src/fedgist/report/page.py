@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 
 from fedgist.report import numbers, words
-from fedgist.report.figures import class_samples, heat_map, spectrum
+from fedgist.report.figures import class_samples, heat_map, png_uri, spectrum
 from fedgist.types import Images
 from fedgist.whole import write_whole
 
@@ -40,12 +40,17 @@ def write_page(report: Mapping[str, Any], samples: Images | None, path: Path) ->
     Raises:
         ConfigError: the file cannot be written.
     """
-    write_whole(path, render_page(report, samples).encode("utf-8", "replace"))
+    picture = (report.get("exposure") or {}).get("picture")
+    uri = None if picture is None else png_uri((path.parent / picture).read_bytes())
+    write_whole(path, render_page(report, samples, uri).encode("utf-8", "replace"))
 
 
-def render_page(report: Mapping[str, Any], samples: Images | None = None) -> str:
-    """Return the page as HTML. See `write_page`."""
-    return _template().render(_context(_complete(report), samples))
+def render_page(
+    report: Mapping[str, Any], samples: Images | None = None, exposure_uri: str | None = None
+) -> str:
+    """Return the page as HTML; ``exposure_uri`` is the picture of attacks. See `write_page`."""
+    context = _context(_complete(report), samples) | {"exposure_uri": exposure_uri}
+    return _template().render(context)
 
 
 @lru_cache(maxsize=1)
@@ -85,6 +90,7 @@ def _complete(report: Mapping[str, Any]) -> dict[str, Any]:
         "chosen": None,
         "details": {},
         "membership": None,
+        "exposure": None,
         "timings": {},
         "files": [],
         "versions": {},
@@ -114,6 +120,7 @@ def _context(report: dict[str, Any], samples: Images | None) -> dict[str, Any]:
         "adjacency": words.ADJACENCY,
         "laws": words.LAWS,
         "block_words": words.BLOCKS,
+        "by_image": any(b["shape"][:1] == ["each image"] for b in report["left"]),
         "head_words": words.HEADS,
         "clients": _clients(report["clients"]),
         "partition": _partition(report),
@@ -127,6 +134,7 @@ def _context(report: dict[str, Any], samples: Images | None) -> dict[str, Any]:
         "spectra": spectra,
         "spectrum_text": words.spectrum_text(spectra),
         "attacks": _attacks(report["membership"] or [], report["claim"]["epsilon"]),
+        "exposure": report["exposure"],
         "stages": _stages(report),
         "config": "\n".join(_toml(report["config"])),
     }

@@ -39,6 +39,12 @@ HEADS = {
     "distilled": "a network trained on distilled images only",
     "fedavg": "the clients' networks, averaged round by round",
     "dp_fedavg": "one network, moved by clipped and noised sums",
+    "fedprox": "the clients' networks, held near the last one and averaged round by round",
+    "fedadam": "one network, moved by the clients' mean update as Adam moves it",
+    "scaffold": "the clients' networks, corrected for their drift and averaged round by round",
+    "sfl": "one network, its first layers trained at the clients and the others at the server",
+    "fedsumup": "a learned compressor and a network behind it, trained on small images",
+    "uploads": "a network trained on transformed images",
 }
 SUMS = {
     "count": "how many images each class has",
@@ -52,6 +58,13 @@ BLOCKS = SUMS | {
     "counts": "how many images each class has",
     "update": "how far training moved the network's weights",
     "images": "how many images there are",
+    "each pixels": "a small image of each image that takes part",
+    "each labels": "its label, in clear",
+    "control": "how far the correction for drift moved",
+    "activations": "what the first layers make of a batch of images",
+    "labels": "their labels, in clear",
+    "tag": "a random number that tells batches apart",
+    "gradient": "of the first layers, for a batch",
 }
 ADJACENCY = {
     "add-remove": "whether one {unit} was there at all, and everything about it",

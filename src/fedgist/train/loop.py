@@ -36,6 +36,7 @@ def train(
     start: Network | None = None,
     extra: Images | None = None,
     proximal: float = 0.0,
+    correction: Tensor | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Network:
     """Train a network on ``images``.
@@ -50,6 +51,8 @@ def train(
         extra: more images (for instance a synthetic set), trained on but never held out.
         proximal: μ: adds μ/2 ‖w - w_0‖² to the loss, w_0 the parameters at the beginning (FedProx:
             Li et al., MLSys 2020, equation 2).
+        correction: float32 ``[P]``, in the order of the parameters: added to the gradient of every
+            update (SCAFFOLD: Karimireddy et al., ICML 2020, algorithm 1).
         progress: called after every update with (updates done, updates in all).
 
     Raises:
@@ -65,7 +68,7 @@ def train(
         fit, held = split(images.labels, recipe.holdout, rng)
         rows = torch.cat([fit, rows[len(images) :]])
     best, kept = -1, network.model.state_dict()
-    for done in _descend(network, pool, rows, recipe, rng, proximal):
+    for done in _descend(network, pool, rows, recipe, rng, proximal, correction):
         if progress is not None:
             progress(done, recipe.steps)
         if len(held) and (done * CHECKS // recipe.steps > (done - 1) * CHECKS // recipe.steps):
@@ -213,10 +216,13 @@ def _descend(
     recipe: Recipe,
     rng: torch.Generator,
     proximal: float,
+    correction: Tensor | None,
 ) -> Iterator[int]:
     """Update the network in place, yielding the number of updates done."""
     parameters = list(network.model.parameters())
     anchors = [p.detach().clone() for p in parameters] if proximal else []
+    sizes = [p.numel() for p in parameters]
+    shifts = [] if correction is None else torch.split(correction, sizes)
     optimiser = _optimiser(parameters, recipe)
     batches = _batches(rows, recipe.batch, rng)
     for step in range(recipe.steps):
@@ -236,6 +242,9 @@ def _descend(
         for p, anchor in zip(parameters if anchors else (), anchors, strict=True):
             assert p.grad is not None
             p.grad.add_(p.detach() - anchor, alpha=proximal)
+        for p, shift in zip(parameters if shifts else (), shifts, strict=True):
+            assert p.grad is not None
+            p.grad.add_(shift.view_as(p))
         optimiser.step()
         yield step + 1
 

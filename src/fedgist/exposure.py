@@ -1,0 +1,163 @@
+"""What uploads of single images expose: a simulation mounts the attacks that a server could.
+
+For methods whose clients send something of every image (`Exposing`). The attacker is the server: it
+has every upload with its label, every compressor, and images of its own of the same kind; here
+those are the test images, so that the figures are of a well-informed attacker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedgist.audit.inversion import Attack, invert, rows, train_decoder
+from fedgist.audit.similarity import Perceptual, similarity
+from fedgist.audit.threshold import loss_threshold
+from fedgist.exchange.local import LocalExchange
+from fedgist.run import generator
+from fedgist.setup import Prepared, Sites
+from fedgist.types import Images, Outcome, Task, Tensors
+
+__all__ = ["Exposing", "exposed", "uploads_of"]
+
+PER_CLASS = 10  # images of each class that are attacked, as in the FedSumUp paper
+AUXILIARY = 5000  # images of the attacker's own, at most
+LOSSES = 2000  # images on either side of the loss threshold
+
+
+@runtime_checkable
+class Exposing(Protocol):
+    """A method whose clients send something of every image."""
+
+    @property
+    def random(self) -> bool:
+        """Whether the same image is sent differently every time."""
+
+    def used(self, images: Images) -> Images:
+        """Return the images of a client that take part."""
+
+    def uploaded(self, task: Task, shared: Tensors, x: Tensor, rng: torch.Generator) -> Tensor:
+        """Return what the server makes out of an upload, ``[b, k, y, y]`` in [0, 1]."""
+
+
+def uploads_of(
+    method: Exposing, task: Task, shared: Tensors, rng: torch.Generator
+) -> Callable[[Tensor], Tensor]:
+    """Return what happens to images in one round, as a function of them alone."""
+    return lambda x: method.uploaded(task, shared, x, rng)
+
+
+def exposed(
+    made: Prepared,
+    exchange: LocalExchange,
+    outcome: Outcome,
+    sites: Sites,
+    test: Images | None,
+    *,
+    moia_steps: int = 500,
+) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """Attack what clients have sent; ``moia_steps`` as in `audit.inversion.invert`.
+
+    Returns:
+        What `audit.inversion.invert` returns, without its pictures but with ``membership`` (a row
+        of the table of such attacks: the loss threshold on the final classifier) and ``attacked``
+        (how many images); and pictures by name, float32 ``[classes, c, s, s]``, one image of each
+        class, originals first. None for a method that sends nothing of single images, or without
+        test images.
+    """
+    method, task = made.method, made.task
+    if not isinstance(method, Exposing) or test is None or not exchange.broadcasts:
+        return None
+    rng, decoder_steps = generator(made.run.seed, "exposure"), made.run.evaluation.decoder_steps
+    victims = _by_class(method.used(sites.together()), rng)
+    own = test.take(torch.randperm(len(test), generator=rng)[:AUXILIARY])
+    rounds = [shared for shared in exchange.broadcasts if shared or len(made.plan.rounds) == 1]
+    through = [uploads_of(method, task, shared, rng) for shared in rounds]
+    x, distance = victims.floats(), Perceptual()
+    with torch.no_grad():
+        seen = [compress(x) for compress in through]
+    if seen[-1].shape[1] == task.channels:
+        found = invert(
+            x,
+            victims.labels,
+            through,
+            seen,
+            own,
+            distance,
+            rng,
+            differentiable=not method.random,
+            fresh=method.random,
+            moia_steps=moia_steps,
+            decoder_steps=decoder_steps,
+        )
+    else:
+        found = _features(
+            x, victims.labels, through[-1], seen[-1], own, distance, rng, decoder_steps
+        )
+    pictures: dict[str, Tensor] = {"original": x} | found.pop("pictures")
+    held = sorted(set(victims.labels.tolist()))
+    first = [int((victims.labels == c).nonzero()[0]) for c in held]
+    found |= {"attacked": len(victims), "membership": _losses(outcome, method, sites, test, rng)}
+    return found, {name: images[first] for name, images in pictures.items()}
+
+
+def _by_class(images: Images, rng: torch.Generator) -> Images:
+    """Draw `PER_CLASS` images of each class."""
+    order = torch.randperm(len(images), generator=rng)
+    rows_of = [order[images.labels[order] == c][:PER_CLASS] for c in range(len(images.classes))]
+    return images.take(torch.cat(rows_of))
+
+
+def _features(
+    x: Tensor,
+    labels: Tensor,
+    compress: Callable[[Tensor], Tensor],
+    seen: Tensor,
+    own: Images,
+    distance: Perceptual,
+    rng: torch.Generator,
+    steps: int,
+) -> dict[str, Any]:
+    """Attack activations, which are no images: only a trained decoder applies."""
+    decoder = train_decoder(compress, own, rng, steps, labelled=True)
+    rebuilt = decoder(seen, labels)
+    sees = "the activations, their label, the layers before them and images of its own"
+    attack = Attack("decoder", sees, similarity(x, rebuilt, distance))
+    said = (
+        f"A trained decoder recovers PSNR {attack.similarity.psnr:.1f} dB, "
+        f"SSIM {attack.similarity.ssim:.2f} from the activations."
+    )
+    return {
+        "rows": rows([attack]),
+        "headline": said,
+        "distance": distance.name,
+        "identified": None,
+        "pictures": {"decoder": rebuilt},
+    }
+
+
+def _losses(
+    outcome: Outcome, method: Exposing, sites: Sites, test: Images, rng: torch.Generator
+) -> dict[str, Any]:
+    """Tell members from others by the loss of the final classifier."""
+    classifier = next(iter(outcome.classifiers.values()))
+    draw = partial(_some, rng=rng)
+    found = loss_threshold(classifier, draw(method.used(sites.together())), draw(test))
+    return {
+        "attack": "loss threshold",
+        "sees": "the final classifier",
+        "auc": found.auc,
+        "low": found.low,
+        "high": found.high,
+        "cap": None,
+        "tpr_at_1pct": found.tpr[1],
+        "records": found.members + found.others,
+    }
+
+
+def _some(images: Images, rng: torch.Generator) -> Images:
+    return images.take(torch.randperm(len(images), generator=rng)[:LOSSES])
