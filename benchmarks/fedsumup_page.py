@@ -30,10 +30,10 @@ Rows = list[dict[str, Any]]
 GROUPS = (  # how cases begin, what the legend says, colour, mark
     ("size", "FedSumUp, y = 4 … 20", "#2a86d0", "o"),
     ("λ", "FedSumUp, λ = 0.003 … 10", "#7d5bbe", "s"),
-    ("bicubic", "bicubic thumbnails, y = 4 … 20", TEXT, "D"),
-    ("DP-Pix", "DP-Pix, ε = 1 … 100 for 16 pixels", "#d9702a", "^"),
-    ("LDP-Slicing", "LDP-Slicing, ε = 4 … 40 for a pixel", "#2d9d78", "v"),
-    ("DeepFixCX", "DeepFixCX, 1 … 4 patches", "#c24b7a", "P"),
+    ("bicubic", "bicubic thumbnails, y = 4 … 14", TEXT, "D"),
+    ("DP-Pix", "DP-Pix, ε = 10, 100 for 16 pixels", "#d9702a", "^"),
+    ("LDP-Slicing", "LDP-Slicing, ε = 4, 12 for a pixel", "#2d9d78", "v"),
+    ("DeepFixCX", "DeepFixCX, 1 and 3 patches", "#c24b7a", "P"),
 )
 REFERENCES = ("class mean", "bicubic", "upload")
 

@@ -202,6 +202,7 @@ def _result_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("upload", f"{_size(report['bytes_up'])} per client, {len(visits)} clients"),
         *_client_time(seconds),
         ("server time", f"{server:.1f} s"),
+        *([("attacks", shown["headline"])] if (shown := report.get("exposure")) else []),
     ]
 
 

@@ -325,3 +325,12 @@ def reopened(site, load):
     """Return the site as a new process would open it."""
     site.close()
     return Site(site.agreement, site.identity, load, site.folder.parent, site.ledger, site.policy)
+
+
+def test_an_answer_may_be_as_long_as_its_numbers(tmp_path, task, parts):
+    """Bytes are counted, not numbers: float32 weights take four times as many."""
+    base = ["method.name=fedavg", "method.rounds=1", "method.recipe.width=32", "privacy.epsilon=inf"]
+    fed = federation(tmp_path, task, parts, ["privacy.trust=local"], base=base)
+    outcome, exchange = fed.run()
+    assert not exchange.faults
+    assert outcome_bytes(outcome) == outcome_bytes(fed.local(parts))
