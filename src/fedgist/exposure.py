@@ -14,7 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedgist.audit.inversion import Attack, invert, rows, train_decoder
+from fedgist.audit.decoder import train_decoder
+from fedgist.audit.inversion import Attack, invert, rows
 from fedgist.audit.similarity import Perceptual, similarity
 from fedgist.audit.threshold import loss_threshold
 from fedgist.exchange.local import LocalExchange

@@ -7,16 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedgist.audit.inversion import (
-    Attack,
-    headline,
-    invert,
-    moia,
-    quantised,
-    rows,
-    train_decoder,
-)
-from fedgist.audit.similarity import Similarity, psnr, ssim, upsampled
+from fedgist.audit.decoder import train_decoder
+from fedgist.audit.inversion import Attack, headline, invert, moia, rows
+from fedgist.audit.similarity import Similarity, psnr, quantised, ssim, upsampled
 from fedgist.errors import DataError
 from fedgist.types import Images
 

@@ -329,8 +329,9 @@ def reopened(site, load):
 
 def test_an_answer_may_be_as_long_as_its_numbers(tmp_path, task, parts):
     """Bytes are counted, not numbers: float32 weights take four times as many."""
-    base = ["method.name=fedavg", "method.rounds=1", "method.recipe.width=32", "privacy.epsilon=inf"]
-    fed = federation(tmp_path, task, parts, ["privacy.trust=local"], base=base)
+    base = ["method.name=fedavg", "method.rounds=1", "method.recipe.width=32"]
+    sets = ["privacy.trust=local", "privacy.epsilon=inf"]
+    fed = federation(tmp_path, task, parts, sets, base=base)
     outcome, exchange = fed.run()
     assert not exchange.faults
     assert outcome_bytes(outcome) == outcome_bytes(fed.local(parts))
