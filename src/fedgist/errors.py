@@ -8,8 +8,10 @@
     ├── EncoderError             an encoder is missing, altered or unusable codes    (exit 2)
     ├── MissingExtra             an optional package is not installed               (exit 2)
     ├── ProtocolError            a message, key or stage of an exchange is wrong    (exit 2)
+    │   └── Awaiting             a gist waits for a person's decision: nothing is wrong
     └── PrivacyError             something would leave that must not                (exit 2)
-        └── UnplannedQuery       a method asked a client for more than its plan states
+        ├── UnplannedQuery       a method asked a client for more than its plan states
+        └── Withheld             a person refused to send a gist
 
 Messages have one form: "X must be Y. Got Z", then what to do about it when that is not obvious.
 """
@@ -20,6 +22,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "Awaiting",
     "ConfigError",
     "DataError",
     "EncoderError",
@@ -28,6 +31,7 @@ __all__ = [
     "PrivacyError",
     "ProtocolError",
     "UnplannedQuery",
+    "Withheld",
     "did_you_mean",
 ]
 
@@ -59,12 +63,20 @@ class ProtocolError(FedGistError):
     """A message, a key or a stage of an exchange is not what the task allows."""
 
 
+class Awaiting(ProtocolError):
+    """A gist waits for a decision: nothing was sent, nothing is wrong."""
+
+
 class PrivacyError(FedGistError):
     """Something would leave a client that must not."""
 
 
 class UnplannedQuery(PrivacyError):
     """A method asked a client for more than its plan states."""
+
+
+class Withheld(PrivacyError):
+    """The person who answers for the data refused to send a gist."""
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:

@@ -27,6 +27,7 @@ class Policy(Strict):
         min_sites: the smallest federation to take part in.
         min_class: a class must have this many images at the site, or none.
         plain_sums: whether exact sums may go to the coordinator outside a secure sum.
+        review: whether a person must look at every gist before it is sent (`fedgist inspect`).
     """
 
     max_epsilon: float = Field(default=10.0, gt=0)
@@ -38,6 +39,7 @@ class Policy(Strict):
     min_sites: int = Field(default=1, ge=1)
     min_class: int = Field(default=0, ge=0)
     plain_sums: bool = False
+    review: bool = False
 
     @staticmethod
     def load(path: Path | None) -> Policy:

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from fedgist.audit.decoder import train_decoder
 from fedgist.audit.inversion import Attack, headline, invert, moia, rows
-from fedgist.audit.similarity import Similarity, psnr, quantised, ssim, upsampled
+from fedgist.audit.similarity import Similarity, psnr, ssim
+from fedgist.compress import enlarge, quantised
 from fedgist.errors import DataError
 from fedgist.types import Images
 
@@ -62,7 +63,7 @@ class Absolute:
 
 
 def mean_psnr(shown: Tensor) -> float:
-    return float(psnr(X, upsampled(shown, SIZE)).mean())
+    return float(psnr(X, enlarge(shown, SIZE)).mean())
 
 
 # MoIA
@@ -75,7 +76,7 @@ def test_moia_beats_upsampling():
     assert mean_psnr(got) > mean_psnr(u) + 1
     assert float((pooled(got) - u).abs().mean()) < 0.02
     # what it starts with is the upload itself
-    assert torch.equal(moia(pooled, u, SIZE, steps=0), upsampled(u, SIZE))
+    assert torch.equal(moia(pooled, u, SIZE, steps=0), enlarge(u, SIZE))
 
 
 def test_moia_undoes_an_inverted_contrast():
@@ -132,7 +133,7 @@ def test_decoder_recovers_through_the_identity():
 
 def test_a_low_similarity_of_the_upload_is_no_protection(through_inversion):
     u = quantised(inverted(X))
-    assert float(ssim(X, upsampled(u, SIZE)).mean()) < 0.2
+    assert float(ssim(X, enlarge(u, SIZE)).mean()) < 0.2
     got = through_inversion(u)
     assert float(ssim(X, got).mean()) > 0.85
     assert mean_psnr(got) > mean_psnr(pooled(X)) + 2

@@ -15,11 +15,10 @@ from fedgist.audit.similarity import (
     identified,
     per_image,
     psnr,
-    quantised,
     similarity,
     ssim,
-    upsampled,
 )
+from fedgist.compress import enlarge, quantised
 from fedgist.errors import DataError, MissingExtra
 
 
@@ -110,8 +109,8 @@ def test_what_cannot_be_compared_is_refused():
 
 def test_upsampling_does_not_align_corners():
     x = torch.tensor([[[[0.0, 1.0]]]]).expand(1, 1, 2, 2)
-    assert upsampled(x, 4)[0, 0, 0].tolist() == pytest.approx([0, 0.25, 0.75, 1])
-    assert upsampled(x, 2) is x
+    assert enlarge(x, 4)[0, 0, 0].tolist() == pytest.approx([0, 0.25, 0.75, 1])
+    assert enlarge(x, 2) is x
 
 
 # The distance
@@ -163,7 +162,7 @@ def test_similarity_upsamples_what_is_smaller(random_distance):
     x = images(3, 16)
     small = F.avg_pool2d(x, 2)
     assert similarity(x, small, random_distance) == similarity(
-        x, upsampled(small, 16), random_distance
+        x, enlarge(small, 16), random_distance
     )
     with pytest.raises(DataError, match="as many"):
         similarity(x, small[:2], random_distance)
@@ -243,7 +242,7 @@ def test_lpips_agrees_with_torchmetrics(tmp_path, monkeypatch):
     assert distance(a, a).tolist() == [0, 0] and float(got.min()) > 0
     # grey is repeated, and what is too small for the second pooling is resized to 64
     grey = images(2, 28), images(2, 28, seed=5)
-    large = [upsampled(x, 64).expand(-1, 3, -1, -1) for x in grey]
+    large = [enlarge(x, 64).expand(-1, 3, -1, -1) for x in grey]
     assert distance(*grey).tolist() == pytest.approx(distance(*large).tolist(), rel=1e-5)
     with pytest.raises(DataError, match="one shape"):
         distance(a, grey[0])

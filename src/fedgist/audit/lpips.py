@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedgist.audit.similarity import three_channels, upsampled
+from fedgist.audit.similarity import three_channels
+from fedgist.compress import enlarge
 from fedgist.errors import DataError
 from fedgist.types import Tensors
 
@@ -70,7 +71,7 @@ class Lpips:
             )
         x = three_channels(torch.cat([a, b]))
         if min(x.shape[2:]) < LEAST:
-            x = upsampled(x, SIDE)
+            x = enlarge(x, SIDE)
         x = (2 * x - 1 - x.new_tensor(SHIFT)[:, None, None]) / x.new_tensor(SCALE)[:, None, None]
         total = x.new_zeros(len(a))
         for i, (key, _, stride, padding) in enumerate(LAYERS):

@@ -1,7 +1,8 @@
 """How much an image that leaves a client shows of the original: PSNR, SSIM and a feature distance.
 
 All images are float ``[b, c, h, w]`` in [0, 1], c 1 or 3, and every figure is one per image. What
-is smaller than its original is upsampled first (`upsampled`), as in the papers that report these.
+is smaller than its original is enlarged first (`compress.enlarge`), as in the papers that report
+these.
 
 - PSNR as IQA-PyTorch has it: 10 log10(1 / (MSE + 1e-8)), so identical images read 80 dB.
 - SSIM (Wang et al. 2004) by torchmetrics: Gaussian window, reflected borders kept, channels
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedgist.compress import enlarge, quantised
 from fedgist.encoders.efficientnet import _network
 from fedgist.encoders.random_conv import RandomConv
 from fedgist.errors import DataError, MissingExtra
@@ -34,12 +36,10 @@ __all__ = [
     "identified",
     "per_image",
     "psnr",
-    "quantised",
     "similarity",
     "ssim",
     "summary",
     "three_channels",
-    "upsampled",
 ]
 
 Compress = Callable[[Tensor], Tensor]
@@ -88,18 +88,6 @@ class Similarity:
     distance: float
     worst: int
     n: int
-
-
-def quantised(x: Tensor) -> Tensor:
-    """Round floats in [0, 1] to multiples of 1/255, as uint8 does; clamps."""
-    return (x.clamp(0, 1) * 255).round() / 255
-
-
-def upsampled(x: Tensor, size: int) -> Tensor:
-    """Resize float ``[b, c, h, w]`` to ``[b, c, size, size]``: bilinear, corners not aligned."""
-    if x.shape[2:] == (size, size):
-        return x
-    return F.interpolate(x, (size, size), mode="bilinear", align_corners=False)
 
 
 def psnr(a: Tensor, b: Tensor) -> Tensor:
@@ -187,7 +175,7 @@ class Perceptual:
         both = three_channels(both)
         if min(both.shape[2:]) > SIDE:
             both = F.interpolate(both, (SIDE, SIDE), mode="bilinear", antialias=True)
-        maps = self._maps(upsampled(both, SIDE))
+        maps = self._maps(enlarge(both, SIDE))
         return torch.stack([_apart(m) for m in maps]).mean(0)
 
 
@@ -210,7 +198,7 @@ def per_image(originals: Tensor, shown: Tensor, perceptual: Distance) -> PerImag
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
     with torch.no_grad():
         for a, b in zip(torch.split(originals, BATCH), torch.split(shown, BATCH), strict=True):
-            b = upsampled(b, a.shape[-1])
+            b = enlarge(b, a.shape[-1])
             columns.append((psnr(a, b), ssim(a, b), perceptual(a, b)))
     return PerImage(*(torch.cat(column) for column in zip(*columns, strict=True)))
 
@@ -249,7 +237,7 @@ def identified(
         compress: what made the uploads: float32 ``[b, c, S, S]`` to ``[b, c, y, y]``.
     """
     if compress is None:
-        seen = upsampled(uploads, gallery.shape[-1])
+        seen = enlarge(uploads, gallery.shape[-1])
         known = gallery
     else:
         seen = quantised(uploads)
@@ -273,7 +261,7 @@ def _check(a: Tensor, b: Tensor) -> None:
     if a.ndim != 4 or a.shape != b.shape:
         raise DataError(
             f"images to compare must have one shape [b, c, h, w]. Got {list(a.shape)} and "
-            f"{list(b.shape)}: use `upsampled` on the smaller"
+            f"{list(b.shape)}: use `enlarge` on the smaller"
         )
 
 

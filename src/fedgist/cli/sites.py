@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedgist.cli.common import AsJson, Bars, Debug, Out, Sets, group, guarded, show
+from fedgist.cli.inspect import inspect
 
 __all__ = ["add_sites"]
 
@@ -23,6 +24,9 @@ LedgerFile = Annotated[
 ]
 State = Annotated[
     Path | None, typer.Option("--state", help="Where it remembers; default in ~/.fedgist.")
+]
+Reviewed = Annotated[
+    bool, typer.Option("--review", help="Send nothing before you have looked: fedgist inspect.")
 ]
 Test = Annotated[
     str | None, typer.Option("--test", help="Real images of your own to measure the result on.")
@@ -43,6 +47,7 @@ def add_sites(app: typer.Typer) -> None:
     app.command()(combine)
     app.command()(serve)
     app.command()(join)
+    app.command()(inspect)
     ledger = group("The ledger: what your data have already spent.")
     ledger.command("show")(ledger_show)
     ledger.command("export")(ledger_export)
@@ -150,16 +155,24 @@ def contribute(
     policy: Policy = None,
     ledger: LedgerFile = None,
     state: State = None,
+    review: Reviewed = False,
     debug: Debug = False,
 ) -> None:
     """Make this site's whole contribution, one file, offline (tasks with trust 'local')."""
 
     def body() -> None:
+        from fedgist.errors import Awaiting
         from fedgist.exchange.mailbox import place_file
         from fedgist.federation import open_site
 
-        site = open_site(task, key, data, state, policy, ledger)
-        gist = site.contribute()
+        site = open_site(task, key, data, state, policy, ledger, review=review)
+        try:
+            gist = site.contribute()
+        except Awaiting as e:  # nothing is wrong: called again after the decision, it goes on
+            print(e)
+            return
+        finally:
+            site.close()
         place_file(out, gist)
         print(f"Written to {out}: {len(gist):,} bytes. {site.agreement.plan.claim.line()}")
 
@@ -232,6 +245,7 @@ def join(
     once: Annotated[
         bool, typer.Option("--once", help="Answer what is there and stop (for a scheduler).")
     ] = False,
+    review: Reviewed = False,
     debug: Debug = False,
 ) -> None:
     """Take part in a task through a shared folder. Stopped, it goes on where it was."""
@@ -240,7 +254,7 @@ def join(
         from fedgist.exchange.mailbox import join as answer
         from fedgist.federation import open_site
 
-        site = open_site(task, key, data, state, policy, ledger)
+        site = open_site(task, key, data, state, policy, ledger, review=review)
         print(f"{site.name} joins '{site.agreement.task.name}' ({site.agreement.digest[:12]})")
         print(site.agreement.plan.claim.line())
         end = answer(site, mailbox, say=lambda line: print(line, flush=True), once=once)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, final
 
 from fedgist.agreement import Agreement
-from fedgist.errors import FedGistError, ProtocolError
+from fedgist.errors import Awaiting, FedGistError, ProtocolError
 from fedgist.exchange.letter import is_whole
 from fedgist.exchange.site import Site
 from fedgist.exchange.store import write_durably
@@ -149,11 +149,12 @@ def join(site: Site, folder: Path, *, say: Say, poll: float = POLL, once: bool =
     """
     root = task_folder(folder, site.agreement)
     inbox, outbox = root / "to" / site.name, root / "from" / site.name
-    seen: dict[Path, tuple[int, int]] = {}
+    seen: dict[Path, object] = {}
     while True:
         for path in sorted(inbox.glob("*.letter"), key=_order):
             stamp = _stamp(path)
-            if stamp is None or seen.get(path) == stamp:
+            # Read before the answer is tried: a decision that comes meanwhile is a new one.
+            if stamp is None or seen.get(path) == (mark := (stamp, site.decided(path.stem))):
                 continue
             try:
                 data = path.read_bytes()
@@ -161,7 +162,7 @@ def join(site: Site, folder: Path, *, say: Say, poll: float = POLL, once: bool =
                 continue
             if not is_whole(data):
                 continue
-            seen[path] = stamp
+            seen[path] = mark
             if path.stem == "end":
                 with suppress(ProtocolError):
                     return site.ended(data)
@@ -217,6 +218,9 @@ def _answer(site: Site, request: bytes, step: str, outbox: Path, say: Say) -> No
     """Answer one request; what goes wrong is said here in full, and there in a word."""
     try:
         reply = site.answer(request)
+    except Awaiting as e:
+        say(str(e))
+        return
     except FedGistError as e:
         say(f"step {step} not answered: {e}")
         with suppress(ProtocolError):

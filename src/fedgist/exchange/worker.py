@@ -140,6 +140,12 @@ def _answer(
         with suppress(FedGistError):
             print(f"fedgist: {site.ended(request)}", file=sys.stderr, flush=True)
             return DONE, b""
+        if getattr(site, "review", False):
+            # A node answers within its time or not at all: "not yet" would read as a refusal.
+            raise ConfigError(
+                "a site under review must take part through a shared folder or a file. Got "
+                "Flower: use `fedgist join` or `fedgist contribute`"
+            )
         try:
             return DONE, site.answer(request)
         except FedGistError as e:
