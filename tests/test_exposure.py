@@ -55,6 +55,11 @@ def test_activations_are_attacked_by_a_decoder():
     assert [a["name"] for a in found["rows"]] == ["decoder"]
 
 
+def test_noised_statistics_are_no_uploads():
+    options = ["method.release=statistics", "privacy.epsilon=5", "method.rounds=1", "method.side=4"]
+    assert "exposure" not in attacked("fedsumup", *options, *SMALL).report
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedkt_csd"])
 def test_methods_that_send_no_images_are_left_alone(method):
     more = (

@@ -9,6 +9,7 @@ from typing import Any
 
 import fedgist
 from fedgist.config import Run, dumps
+from fedgist.encoders import load_encoder
 from fedgist.evaluation import attack_rows, exact_outcome, score_heads
 from fedgist.exchange.local import LocalExchange
 from fedgist.exposure import exposed
@@ -93,10 +94,10 @@ def plan_record(run: Run) -> dict[str, Any]:
     queries = [q for r in made.plan.rounds for q in r.queries]
     moments = [q for q in queries if isinstance(q, MomentsQuery)]
     size = getattr(made.method, "class_size", None)
-    signals = [
+    signals = dict.fromkeys(  # a query that is asked again says the same
         (f"{q.name}: " if q.name else "") + expected_signal(q, made.plan.sigma, size)
         for q in moments
-    ]
+    )
     return {
         "title": made.title,
         "config": run.model_dump(),
@@ -148,6 +149,7 @@ def _report(
         "seed": made.run.seed,
         "config": made.run.model_dump(),
         "task": asdict(made.task),
+        "encoders": {name: load_encoder(name).digest for name in made.method.encoders()},
         "claim": made.plan.claim.record(),
         "left": blocks(made.plan, made.task, made.run.privacy),
         "bytes_up": max((v.bytes_up for v in visits), default=0),

@@ -71,7 +71,8 @@ def exposed(
         test images.
     """
     method, task = made.method, made.task
-    if not isinstance(method, Exposing) or test is None or not exchange.broadcasts:
+    raw = any(r.raw for r in made.plan.rounds)  # else only noised sums have left
+    if not isinstance(method, Exposing) or not raw or test is None or not exchange.broadcasts:
         return None
     rng, decoder_steps = generator(made.run.seed, "exposure"), made.run.evaluation.decoder_steps
     victims = _by_class(method.used(sites.together()), rng)

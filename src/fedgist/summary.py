@@ -11,6 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedgist.report.numbers import alike_rounds
+
 __all__ = [
     "print_checks",
     "print_ledger",
@@ -234,10 +236,10 @@ def _blocks_table(left: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("round", "block", "shape", "bits", "bytes", "noise (std, grid units)"):
         table.add_column(name, justify="left" if name in ("block", "shape") else "right")
-    for b in left:
+    for b in alike_rounds(left):
         shape = " x ".join(str(n) for n in b["shape"])
         table.add_row(
-            str(b["round"]),
+            b["rounds"],
             f"{b['view']} {b['block']}".strip(),
             shape,
             str(b["bits"]),

@@ -96,3 +96,21 @@ def test_the_lead_counts_correctly():
         ]
     )
     assert "never an image" not in lead(other, 5)
+
+
+def test_rounds_in_which_the_same_leaves_are_named_together():
+    block = {"block": "rows", "bytes": 8}
+    other = {"block": "counts", "bytes": 2}
+
+    def named(*rounds):
+        return [(b["block"], b["rounds"]) for b in numbers.alike_rounds(rounds)]
+
+    assert named(*[block | {"round": r} for r in (1, 2, 3)]) == [("rows", "1 to 3")]
+    pairs = [(block if r % 2 else other) | {"round": r} for r in range(1, 9)]
+    assert named(*pairs) == [("rows", "1, 3 … 7"), ("counts", "2, 4 … 8")]
+    assert named(block | {"round": 1}, other | {"round": 1}) == [("rows", "1"), ("counts", "1")]
+    larger = block | {"round": 2, "bytes": 9}
+    assert named(block | {"round": 1}, larger, block | {"round": 3}) == [
+        ("rows", "1, 3"),
+        ("rows", "2"),
+    ]

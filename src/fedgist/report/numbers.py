@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
     "NONE",
+    "alike_rounds",
     "amount",
     "epsilon",
     "middle",
@@ -102,6 +103,36 @@ def power(value: float) -> str:
     raised = f"10{str(int(exponent)).translate(SUPERSCRIPTS)}"
     short = mantissa.rstrip("0").rstrip(".")
     return raised if short == "1" else f"{short.replace('-', '−')} × {raised}"
+
+
+def alike_rounds(left: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Join rounds in which the same blocks leave: each block once, its rounds as text.
+
+    Args:
+        left: one row a block and round, with ``round`` from 1.
+
+    Returns:
+        The rows of the first such round, with ``rounds``: ``3``, ``1 to 5`` or ``1, 3 … 299``.
+    """
+    rounds: dict[int, list[Mapping[str, Any]]] = {}
+    for b in left:
+        rounds.setdefault(b["round"], []).append(b)
+    groups: dict[str, list[int]] = {}
+    for r, rows in rounds.items():
+        key = repr([{k: v for k, v in b.items() if k != "round"} for b in rows])
+        groups.setdefault(key, []).append(r)
+    return [{**b, "rounds": _listed(same)} for same in groups.values() for b in rounds[same[0]]]
+
+
+def _listed(rounds: Sequence[int]) -> str:
+    first, last = rounds[0], rounds[-1]
+    if len(rounds) == 1:
+        return str(first)
+    if last - first == len(rounds) - 1:
+        return f"{first} to {last}"
+    if len(rounds) <= 3:
+        return ", ".join(map(str, rounds))
+    return f"{first}, {rounds[1]} … {last}"
 
 
 def middle(values: Sequence[float]) -> float | None:

@@ -120,6 +120,7 @@ def _context(report: dict[str, Any], samples: Images | None) -> dict[str, Any]:
         "adjacency": words.ADJACENCY,
         "laws": words.LAWS,
         "block_words": words.BLOCKS,
+        "left": numbers.alike_rounds(report["left"]),
         "by_image": any(b["shape"][:1] == ["each image"] for b in report["left"]),
         "head_words": words.HEADS,
         "clients": _clients(report["clients"]),
