@@ -34,10 +34,11 @@ from fedgist.exchange.local import LocalExchange
 from fedgist.experiment import execute
 from fedgist.privacy.client import Client
 from fedgist.privacy.noise import SeededNoise
+from fedgist.queries import MomentsQuery
 from fedgist.report.record import read_json, to_json, versions
 from fedgist.run import drive
 from fedgist.setup import open_exchange, open_sites, prepare_run, test_images
-from fedgist.types import BATCH, Merged, MomentsQuery, Round, Tensors
+from fedgist.types import BATCH, Merged, Round, Tensors
 from fedgist.whole import write_whole
 
 QUICK = [

@@ -28,8 +28,9 @@ from fedgist.privacy.claim import Privacy
 from fedgist.privacy.identity import Public
 from fedgist.privacy.noise import MIN_SHARE_SCALE, noise_scales
 from fedgist.privacy.secure_sum.graph import choose_graph
+from fedgist.queries import MomentsQuery
 from fedgist.run import Plan, plan_of
-from fedgist.types import MomentsQuery, Task
+from fedgist.types import Task
 
 __all__ = ["Agreement", "Terms", "agree"]
 

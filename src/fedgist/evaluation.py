@@ -25,11 +25,12 @@ from fedgist.heads.linear import CodeSpace
 from fedgist.privacy.claim import summed_sigma
 from fedgist.privacy.noise import SeededNoise
 from fedgist.privacy.statistics import clip_to_grid
+from fedgist.queries import Query
 from fedgist.report.export import classifier_extra, load_classifier
 from fedgist.run import derive, generator
 from fedgist.setup import Prepared, Sites
 from fedgist.train import Network, Recipe, evaluate, personalise, train
-from fedgist.types import Images, Merged, Outcome, Query, Task, Tensors
+from fedgist.types import Images, Merged, Outcome, Task, Tensors
 
 __all__ = ["attack_rows", "evaluate_folder", "exact_outcome", "score_heads"]
 

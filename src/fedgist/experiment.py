@@ -14,6 +14,7 @@ from fedgist.evaluation import attack_rows, exact_outcome, score_heads
 from fedgist.exchange.local import LocalExchange
 from fedgist.exposure import exposed
 from fedgist.progress import Progress, by_client
+from fedgist.queries import MomentsQuery
 from fedgist.report.figures import exposure_png
 from fedgist.report.folder import Clock, claim_folder, file_row, write_outcome, write_report
 from fedgist.report.record import versions
@@ -27,7 +28,7 @@ from fedgist.setup import (
     prepare_run,
     test_images,
 )
-from fedgist.types import MomentsQuery, Outcome, Tensors
+from fedgist.types import Outcome, Tensors
 from fedgist.whole import write_whole
 
 __all__ = ["Result", "execute", "plan_record"]

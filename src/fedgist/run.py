@@ -16,7 +16,8 @@ from fedgist.privacy.claim import Claim, Privacy, calibrate, claim_of
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import bit_widths, packed_bytes
 from fedgist.progress import Progress
-from fedgist.types import Merged, Outcome, Query, Round, Task, Tensors
+from fedgist.queries import Query
+from fedgist.types import Merged, Outcome, Round, Task, Tensors
 
 __all__ = [
     "Exchange",

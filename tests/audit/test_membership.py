@@ -27,7 +27,8 @@ from fedgist.errors import ConfigError, DataError
 from fedgist.privacy.accounting import sigma_for, sigma_gaussian
 from fedgist.privacy.noise import SeededNoise, noise_scales, noise_tensors
 from fedgist.privacy.statistics import MomentSums, clip_to_grid, complete
-from fedgist.types import Images, MomentsQuery, Tensors
+from fedgist.queries import MomentsQuery
+from fedgist.types import Images, Tensors
 
 DELTA = 1e-5
 TINY = MomentsQuery(clip=1.0, dim=4, classes=2, levels=32)

@@ -12,8 +12,9 @@ from fedgist.errors import ConfigError, DataError, PrivacyError
 from fedgist.exchange.local import LocalExchange
 from fedgist.method import Method
 from fedgist.privacy.claim import Privacy
+from fedgist.queries import SumQuery
 from fedgist.run import drive, plan_of
-from fedgist.types import Images, Outcome, Round, State, SumQuery, Task
+from fedgist.types import Images, Outcome, Round, State, Task
 
 QUERY = SumQuery(clip=1.0, levels=64)
 PAIR = (SumQuery(1.0, 64, name="a"), SumQuery(2.0, 64, scale=3.0, name="b", shape=(1,)))

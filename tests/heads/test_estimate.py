@@ -17,7 +17,8 @@ from fedgist.heads.estimate import (
 from fedgist.heads.shrinkage import noise_edge, reconcile
 from fedgist.privacy.noise import SeededNoise, noise_scales, noise_tensors
 from fedgist.privacy.statistics import MomentSums, clip_to_grid, complete, from_triangle
-from fedgist.types import MomentsQuery, Tensors
+from fedgist.queries import MomentsQuery
+from fedgist.types import Tensors
 
 D, C = 4, 3
 NOISY = MomentsQuery(3.0, D, C)

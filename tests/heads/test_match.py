@@ -9,7 +9,8 @@ from torch import Tensor
 from fedgist.encoders.random_conv import RandomConv
 from fedgist.errors import ConfigError, DataError
 from fedgist.heads.match import Matched, Matching, NetMeans, match, net_means
-from fedgist.types import Images, SumQuery
+from fedgist.queries import SumQuery
+from fedgist.types import Images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,9 +18,10 @@ from fedgist.privacy.accounting import plan_multiplier
 from fedgist.privacy.claim import Privacy
 from fedgist.privacy.client import Client, open_sensitive
 from fedgist.privacy.noise import SeededNoise
+from fedgist.queries import SumQuery
 from fedgist.run import generator, plan_of
 from fedgist.train import evaluate, train
-from fedgist.types import Images, Merged, SumQuery
+from fedgist.types import Images, Merged
 
 RECIPE = replace(LOCAL, width=4, batch=16)
 PLAIN = replace(RECIPE, batch=500, momentum=0.0, weight_decay=0.0)

@@ -19,9 +19,9 @@ from fedgist.methods._fedkt_heads import _ranked
 from fedgist.methods.fedkt_csd import FedKTCSD
 from fedgist.privacy.accounting import plan_multiplier
 from fedgist.privacy.claim import Privacy
+from fedgist.queries import MomentsQuery, SumQuery
 from fedgist.run import plan_of
 from fedgist.train import Recipe
-from fedgist.types import MomentsQuery, SumQuery
 
 SMALL = FedKTCSD(
     features="scattering:32",

@@ -25,7 +25,8 @@ from fedgist.privacy.accounting import (
     sigma_for,
     sigma_gaussian,
 )
-from fedgist.types import Adjacency, MomentsQuery, Round, SumQuery
+from fedgist.queries import MomentsQuery, SumQuery
+from fedgist.types import Adjacency, Round
 
 SIGMAS = [  # ε, δ, exact σ, the classic sqrt(2 ln(1.25/δ))/ε
     (10, 1e-5, 0.499888619709),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fedgist.errors import ConfigError, PrivacyError
 from fedgist.privacy.accounting import epsilon_of, sensitivity, sigma_for
 from fedgist.privacy.claim import Claim, Privacy, calibrate, claim_of, summed_sigma
-from fedgist.types import Adjacency, MomentsQuery, Round, SumQuery
+from fedgist.queries import MomentsQuery, SumQuery
+from fedgist.types import Adjacency, Round
 
 JOINT = MomentsQuery(3.0, 8, 10)
 EXACT = MomentsQuery(3.0, 8, 10, 0.5, 0.3, 0.2, 0.0, exact_counts=True)

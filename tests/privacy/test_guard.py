@@ -21,7 +21,8 @@ from fedgist.errors import DataError, PrivacyError, UnplannedQuery
 from fedgist.privacy.client import Client, Contribution, Sensitive, open_sensitive
 from fedgist.privacy.noise import SeededNoise, SystemNoise, noise_tensors
 from fedgist.privacy.statistics import complete
-from fedgist.types import Images, MomentsQuery, Query, Round, SumQuery, Unit
+from fedgist.queries import MomentsQuery, Query, SumQuery
+from fedgist.types import Images, Round, Unit
 
 CLASSES = ("a", "b", "c")
 QUERY = MomentsQuery(1.5, 6, 3)

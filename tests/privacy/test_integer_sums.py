@@ -23,8 +23,9 @@ from fedgist.privacy.statistics import (
     to_triangle,
     unpack,
 )
+from fedgist.queries import MomentsQuery
 from fedgist.run import upload_bytes
-from fedgist.types import MomentsQuery, Round, Task, Tensors
+from fedgist.types import Round, Task, Tensors
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=64)
 rows = st.integers(1, 9).flatmap(

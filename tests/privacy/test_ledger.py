@@ -26,7 +26,8 @@ from fedgist.privacy import ledger as module
 from fedgist.privacy.accounting import ORDERS, epsilon_of, epsilon_zcdp
 from fedgist.privacy.claim import Privacy, calibrate, claim_of
 from fedgist.privacy.ledger import Ledger, Release, fingerprint, release_of, rho_of
-from fedgist.types import Images, MomentsQuery, Round, SumQuery, Task
+from fedgist.queries import MomentsQuery, SumQuery
+from fedgist.types import Images, Round, Task
 
 TASK = Task("toy", ("a", "b"), channels=1, size=4, max_images=10_000)
 ROUNDS = (

@@ -29,7 +29,8 @@ from fedgist.privacy.claim import Claim, Privacy, calibrate, claim_of
 from fedgist.privacy.client import Client, open_sensitive
 from fedgist.privacy.noise import Noise, SeededNoise, SystemNoise, noise_scales, noise_tensors
 from fedgist.privacy.statistics import MomentSums, complete
-from fedgist.types import Images, MomentsQuery, Round, Tensors
+from fedgist.queries import MomentsQuery
+from fedgist.types import Images, Round, Tensors
 
 QUERY = MomentsQuery(1.5, 3, 2, levels=126)  # (2, 3, 6)/7 of the radius is on this grid
 CONFIDENCE = 1e-4  # chance of a wrong flag, split over statistics and error rates

@@ -23,7 +23,7 @@ from fedgist.privacy.noise import (
     noise_tensors,
     share_scale,
 )
-from fedgist.types import MomentsQuery, SumQuery
+from fedgist.queries import MomentsQuery, SumQuery
 
 QUERY = MomentsQuery(2.0, 6, 4)
 

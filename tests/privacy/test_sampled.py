@@ -21,7 +21,8 @@ from fedgist.privacy.accounting import (
 from fedgist.privacy.claim import Privacy, calibrate, claim_of
 from fedgist.privacy.client import Client, open_sensitive
 from fedgist.privacy.noise import SeededNoise, SystemNoise, noise_tensors
-from fedgist.types import Images, MomentsQuery, Round, SumQuery
+from fedgist.queries import MomentsQuery, SumQuery
+from fedgist.types import Images, Round
 
 MOMENTS = MomentsQuery(1.0, 4, 3)
 

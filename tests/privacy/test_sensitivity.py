@@ -12,7 +12,8 @@ from fedgist.errors import ConfigError
 from fedgist.privacy.accounting import epsilon_of, sensitivity, sigma_gaussian
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import MomentSums, clip_to_grid, complete, to_triangle
-from fedgist.types import Adjacency, MomentsQuery, SumQuery
+from fedgist.queries import MomentsQuery, SumQuery
+from fedgist.types import Adjacency
 
 SHARES = [  # mean, class second moment, pooled second moment, count
     (0.5, 0.3, 0.18, 0.02),

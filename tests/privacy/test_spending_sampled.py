@@ -25,7 +25,8 @@ from fedgist.privacy.accounting import (
 from fedgist.privacy.claim import Privacy, claim_of
 from fedgist.privacy.ledger import Ledger, Release, release_of, rho_of
 from fedgist.privacy.spending import Cell, Spent, _grouped, curve_of, resampled, totals
-from fedgist.types import Images, Round, SumQuery, Task
+from fedgist.queries import SumQuery
+from fedgist.types import Images, Round, Task
 
 DELTA = 1e-5
 TASK = Task("toy", ("a", "b"), channels=1, size=4, max_images=10_000)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from fedgist.privacy.claim import Privacy, calibrate, claim_of
-from fedgist.types import Images, MomentsQuery, Round
+from fedgist.queries import MomentsQuery
+from fedgist.types import Images, Round
 
 FASHION = (
     "T-shirt/top",

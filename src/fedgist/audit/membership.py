@@ -32,7 +32,8 @@ from fedgist.errors import ConfigError, DataError
 from fedgist.privacy.accounting import Law, sigma_for
 from fedgist.privacy.noise import Noise, noise_scales, noise_tensors
 from fedgist.privacy.statistics import to_triangle
-from fedgist.types import BATCH, Images, MomentsQuery, Query, SumQuery
+from fedgist.queries import MomentsQuery, Query, SumQuery
+from fedgist.types import BATCH, Images
 
 __all__ = [
     "DistanceAttack",

@@ -25,8 +25,9 @@ from fedgist.privacy.noise import (
     noise_tensors,
 )
 from fedgist.privacy.statistics import complete
+from fedgist.queries import MomentsQuery, blocks_of, prefixed
 from fedgist.run import derive, generator
-from fedgist.types import Images, Merged, MomentsQuery, Round, Task, Tensors, blocks_of, prefixed
+from fedgist.types import Images, Merged, Round, Task, Tensors
 
 __all__ = ["Answer", "Duty", "Merger", "answer", "sent_specs"]
 

@@ -14,8 +14,9 @@ from fedgist.exchange.gist import Duty
 from fedgist.exchange.letter import Letter, Spec
 from fedgist.privacy.secure_sum import Block, Terms
 from fedgist.privacy.statistics import pack, unpack
+from fedgist.queries import prefixed
 from fedgist.run import Sent, sent_blocks
-from fedgist.types import Round, Tensors, prefixed
+from fedgist.types import Round, Tensors
 
 __all__ = [
     "as_bytes",

@@ -11,7 +11,8 @@ from torch import Tensor
 from fedgist.heads.shrinkage import clamp_eigenvalues, linear_shrinkage, noise_edge, reconcile, rie
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import from_triangle
-from fedgist.types import MomentsQuery, Tensors
+from fedgist.queries import MomentsQuery
+from fedgist.types import Tensors
 
 __all__ = ["ClassMoments", "covariances", "estimate", "pooled_covariance", "spectra"]
 

@@ -26,7 +26,8 @@ from torch.nn import functional as F
 
 from fedgist.encoders.random_conv import RandomConv
 from fedgist.errors import ConfigError, DataError
-from fedgist.types import Images, SumQuery
+from fedgist.queries import SumQuery
+from fedgist.types import Images
 
 __all__ = ["Matched", "Matching", "NetMeans", "match", "net_means", "ranks"]
 

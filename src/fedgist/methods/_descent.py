@@ -27,7 +27,8 @@ from fedgist.methods._gradients import Gradients, by_copies
 from fedgist.methods._siamese import Policy, siamese
 from fedgist.methods._sums import noised_means
 from fedgist.privacy.client import Client
-from fedgist.types import SumQuery, Task, Tensors
+from fedgist.queries import SumQuery
+from fedgist.types import Task, Tensors
 
 __all__ = [
     "Descent",

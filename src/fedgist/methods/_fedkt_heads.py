@@ -23,18 +23,9 @@ from fedgist.heads.estimate import (
 from fedgist.heads.linear import CodeClassifier, lda, qda, ridge
 from fedgist.heads.match import match, net_means, ranks
 from fedgist.heads.shrinkage import clamp_eigenvalues
+from fedgist.queries import MomentsQuery, Query, SumQuery, blocks_of
 from fedgist.train import train
-from fedgist.types import (
-    Classifier,
-    Images,
-    Merged,
-    MomentsQuery,
-    Outcome,
-    Query,
-    SumQuery,
-    Task,
-    blocks_of,
-)
+from fedgist.types import Classifier, Images, Merged, Outcome, Task
 
 if TYPE_CHECKING:
     from fedgist.methods.fedkt_csd import FedKTCSD

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from fedgist.errors import ConfigError
 from fedgist.methods._distil import Canvas
 from fedgist.privacy.client import Client, Sensitive
-from fedgist.types import SumQuery, Task
+from fedgist.queries import SumQuery
+from fedgist.types import Task
 
 __all__ = [
     "COUNT",

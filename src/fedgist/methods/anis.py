@@ -43,7 +43,8 @@ from fedgist.methods._gradients import by_copies
 from fedgist.methods._siamese import Policy
 from fedgist.methods._sums import Start, begin, begin_queries, rates_of, signal_level
 from fedgist.privacy.client import Client
-from fedgist.types import Images, Outcome, Round, State, SumQuery, Task, Tensors
+from fedgist.queries import SumQuery
+from fedgist.types import Images, Outcome, Round, State, Task, Tensors
 
 __all__ = ["ANIS"]
 

@@ -29,18 +29,9 @@ from fedgist.method import Gist, Method
 from fedgist.methods._distil import Canvas, Server
 from fedgist.methods._sums import COUNT
 from fedgist.privacy.client import Client
+from fedgist.queries import Query, SumQuery, blocks_of
 from fedgist.train import train_converged
-from fedgist.types import (
-    Merged,
-    Outcome,
-    Query,
-    Round,
-    State,
-    SumQuery,
-    Task,
-    Tensors,
-    blocks_of,
-)
+from fedgist.types import Merged, Outcome, Round, State, Task, Tensors
 
 __all__ = ["CollabDM"]
 

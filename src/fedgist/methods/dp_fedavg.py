@@ -31,18 +31,9 @@ from fedgist.errors import ConfigError
 from fedgist.method import Gist, Method
 from fedgist.methods._weights import LOCAL, check, fresh, local_update, network_of, size_of
 from fedgist.privacy.client import Client
+from fedgist.queries import SumQuery, blocks_of
 from fedgist.train import Network, Recipe
-from fedgist.types import (
-    Images,
-    Merged,
-    Outcome,
-    Round,
-    State,
-    SumQuery,
-    Task,
-    Tensors,
-    blocks_of,
-)
+from fedgist.types import Images, Merged, Outcome, Round, State, Task, Tensors
 
 __all__ = ["DPFedAvg", "record_gradients"]
 

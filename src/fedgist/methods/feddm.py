@@ -36,8 +36,9 @@ from fedgist.methods._siamese import Policy
 from fedgist.methods._sums import begin, begin_queries, rates_of, signal_level
 from fedgist.methods._weights import flat, fresh, network_of
 from fedgist.privacy.client import Client
+from fedgist.queries import SumQuery
 from fedgist.train import Network, Recipe, train
-from fedgist.types import Merged, Outcome, Round, State, SumQuery, Task, Tensors
+from fedgist.types import Merged, Outcome, Round, State, Task, Tensors
 
 __all__ = ["FedDM"]
 

@@ -38,18 +38,9 @@ from fedgist.heads.match import Matching
 from fedgist.method import Gist, Method
 from fedgist.methods._fedkt_heads import Builder
 from fedgist.privacy.client import Client
+from fedgist.queries import MomentsQuery, Query, SumQuery
 from fedgist.train import Recipe
-from fedgist.types import (
-    Merged,
-    MomentsQuery,
-    Outcome,
-    Query,
-    Round,
-    State,
-    SumQuery,
-    Task,
-    Tensors,
-)
+from fedgist.types import Merged, Outcome, Round, State, Task, Tensors
 
 __all__ = ["FedKTCSD"]
 

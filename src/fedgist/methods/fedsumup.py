@@ -55,8 +55,9 @@ from fedgist.method import Gist, Method
 from fedgist.methods._uploads import STUDENT, chosen, enlarged, pieces, pooled, upload
 from fedgist.methods._weights import fresh, network_of
 from fedgist.privacy.client import Client
+from fedgist.queries import MomentsQuery
 from fedgist.train import Network, Recipe, evaluate, split, train
-from fedgist.types import Images, Merged, MomentsQuery, Outcome, Round, State, Task, Tensors
+from fedgist.types import Images, Merged, Outcome, Round, State, Task, Tensors
 
 __all__ = ["FedSumUp"]
 

@@ -25,7 +25,8 @@ from fedgist.heads.linear import CodeClassifier, CodeSpace
 from fedgist.heads.logistic import Logistic, preconditioner
 from fedgist.method import Gist, Method
 from fedgist.privacy.client import Client
-from fedgist.types import Merged, MomentsQuery, Outcome, Round, State, SumQuery, Task, Tensors
+from fedgist.queries import MomentsQuery, SumQuery
+from fedgist.types import Merged, Outcome, Round, State, Task, Tensors
 
 __all__ = ["LogisticRegression"]
 

@@ -32,7 +32,8 @@ from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._siamese import Policy
 from fedgist.methods._sums import Start, begin, begin_queries, noised_means, rates_of, signal_level
 from fedgist.privacy.client import Client
-from fedgist.types import Outcome, Round, State, SumQuery, Task, Tensors
+from fedgist.queries import SumQuery
+from fedgist.types import Outcome, Round, State, Task, Tensors
 
 __all__ = ["NDPDC"]
 

@@ -29,8 +29,9 @@ from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._siamese import Policy
 from fedgist.methods._sums import begin, begin_queries, rates_of, signal_level
 from fedgist.privacy.client import Client
+from fedgist.queries import SumQuery
 from fedgist.train import build_model
-from fedgist.types import Outcome, Round, State, SumQuery, Task, Tensors
+from fedgist.types import Outcome, Round, State, Task, Tensors
 
 __all__ = ["PPFLDC"]
 

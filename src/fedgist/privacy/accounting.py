@@ -33,7 +33,8 @@ from fedgist.privacy.curves import (
     epsilon_zcdp,
     sigma_gaussian,
 )
-from fedgist.types import Adjacency, MomentsQuery, Query, Round, SumQuery, Unit
+from fedgist.queries import MomentsQuery, Query, SumQuery
+from fedgist.types import Adjacency, Round, Unit
 
 __all__ = [
     "ORDERS",

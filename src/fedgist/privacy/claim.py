@@ -22,7 +22,8 @@ from fedgist.privacy.accounting import (
     sigma_gaussian,
 )
 from fedgist.privacy.client import Contribution
-from fedgist.types import Adjacency, MomentsQuery, Round, SumQuery, Trust, Unit
+from fedgist.queries import MomentsQuery, SumQuery
+from fedgist.types import Adjacency, Round, Trust, Unit
 
 __all__ = ["Claim", "Privacy", "calibrate", "claim_of", "summed_sigma"]
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from fedgist.errors import DataError, PrivacyError, UnplannedQuery
 from fedgist.privacy.noise import Noise, noise_tensors
 from fedgist.privacy.statistics import BLOCK, MomentSums, clip_to_grid, complete
-from fedgist.types import BATCH, Images, MomentsQuery, Query, Round, SumQuery, Tensors, Unit
+from fedgist.queries import MomentsQuery, Query, SumQuery
+from fedgist.types import BATCH, Images, Round, Tensors, Unit
 
 __all__ = ["Client", "Contribution", "Sensitive", "open_sensitive"]
 

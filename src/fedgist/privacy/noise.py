@@ -26,7 +26,8 @@ from torch import Tensor
 
 from fedgist.errors import ConfigError, PrivacyError
 from fedgist.privacy import rounded
-from fedgist.types import MomentsQuery, Query, SumQuery, Tensors
+from fedgist.queries import MomentsQuery, Query, SumQuery
+from fedgist.types import Tensors
 
 __all__ = [
     "MIN_SHARE_SCALE",

@@ -43,7 +43,8 @@ from fedgist.privacy.accounting import (
     sampled_rdp,
 )
 from fedgist.privacy.claim import Claim
-from fedgist.types import Adjacency, Round, SumQuery, Task, Unit
+from fedgist.queries import SumQuery
+from fedgist.types import Adjacency, Round, Task, Unit
 
 __all__ = [
     "Cell",

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedgist.errors import ConfigError, DataError
 from fedgist.privacy.packing import pack_ring, packed_bytes, unpack_ring
-from fedgist.types import MomentsQuery, Query, Tensors
+from fedgist.queries import MomentsQuery, Query
+from fedgist.types import Tensors
 
 __all__ = [
     "BLOCK",
