@@ -263,7 +263,7 @@ class _Pairs:
     """Images beside their uploads, enlarged: PSNR and SSIM of all, pixels of some."""
 
     def __init__(self, images: Images, pixels: Tensor, rows: Tensor) -> None:
-        self.rows, self._images, self._pixels = rows, images, pixels
+        self.rows, self._originals, self._pixels = rows, images, pixels
         parts = [self.take(i) for i in torch.split(torch.arange(len(rows)), BATCH)]
         with torch.no_grad():
             self.psnr = torch.cat([psnr(a, b) for a, b in parts if len(a)] or [torch.empty(0)])
@@ -271,7 +271,7 @@ class _Pairs:
 
     def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Return float32 ``[b, c, h, w]`` in [0, 1]: images, and their uploads enlarged."""
-        real = self._images.floats(self.rows[which])
+        real = self._originals.floats(self.rows[which])
         return real, enlarge(_floats(self._pixels[which]), real.shape[-1])
 
 
