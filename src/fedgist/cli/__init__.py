@@ -13,6 +13,7 @@ import typer
 
 import fedgist
 from fedgist.cli.experiments import add_experiments
+from fedgist.cli.export import add_export
 from fedgist.cli.sites import add_sites
 
 __all__ = ["app", "main"]
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 add_experiments(app)
+add_export(app)
 add_sites(app)
 
 

@@ -103,7 +103,7 @@ def scatter(x: Tensor) -> Tensor:
     Channels: order 0; order 1 by octave, then angle; order 2 by first angle, then second.
     """
     fine, coarse = _modulus(x, 0), _modulus(x, 1)
-    second = _modulus(fine.view(-1, 1, SIZE, SIZE), 1).view(len(x), -1, SIZE // 2, SIZE // 2)
+    second = _modulus(fine.view(-1, 1, SIZE, SIZE), 1).view(-1, ANGLES**2, SIZE // 2, SIZE // 2)
     return torch.cat([_smooth(u) for u in (x, fine, coarse, second)], dim=1)
 
 

@@ -12,9 +12,7 @@ to the next, and with it the file's hash.)
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,21 +25,25 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fedgist.errors import ConfigError, DataError
+from fedgist.errors import DataError
+from fedgist.report.croissant import croissant
+from fedgist.report.place import MARK, SET, place_folder
+from fedgist.report.readme import Terms, dataset_card
 from fedgist.report.record import write_json
 from fedgist.types import Classifier, Images, Tensors
 from fedgist.whole import write_whole
 
 __all__ = [
     "classifier_extra",
+    "describe",
+    "fill_synthetic",
     "folder_names",
     "load_classifier",
+    "nhwc",
     "save_classifier",
     "write_synthetic",
 ]
 
-MARK = "metadata.json"  # what tells a set of ours from a folder of somebody else's
-FORMAT = "fedgist-synthetic-1"
 KEY = "fedgist"
 UNSAFE = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]')
 DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
@@ -59,6 +61,7 @@ def write_synthetic(
                                              [n], classes (text); in the same order
         synthetic/classes.json               class number, name and folder
         synthetic/metadata.json, README.md   the claim and how the set was made
+        synthetic/croissant.json             the same for programs (Croissant 1.1)
 
     Args:
         images: the set.
@@ -74,21 +77,7 @@ def write_synthetic(
             did not write. What was there before is untouched.
     """
     target = folder / "synthetic"
-    aside, old = folder / ".synthetic-incoming", folder / ".synthetic-outgoing"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _settle(target, aside, old)
-        aside.mkdir()
-        try:
-            _fill(aside, images, claim, made)
-            _swap(target, aside, old)
-        except BaseException:  # ctrl-C too: the old set stays, no half set is left
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-    except OSError as e:
-        raise ConfigError(
-            f"the output folder must be writable. Got '{folder}': {e.strerror or e}"
-        ) from e
+    place_folder(target, lambda aside: fill_synthetic(aside, images, claim, made))
     h, w = images.pixels.shape[-2:]
     total = sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
     what = f"{len(images):,} synthetic images, {h} x {w}: ImageFolder and npz"
@@ -115,107 +104,72 @@ def folder_names(classes: Sequence[str]) -> list[str]:
     return names
 
 
-def _fill(folder: Path, images: Images, claim: Mapping[str, Any], made: str) -> None:
-    pixels = _pixels(images)
-    names = folder_names(images.classes)
-    counts = images.counts().tolist()
-    meta = {"format": FORMAT, "synthetic": True, "made": made, "images": len(images)}
-    write_json(folder / MARK, meta | {"shape": list(pixels.shape[1:]), "claim": claim})
-    table = [
-        {"index": i, "name": name, "folder": names[i], "images": counts[i]}
-        for i, name in enumerate(images.classes)
-    ]
-    write_json(folder / "classes.json", {"classes": table})
-    (folder / "README.md").write_text(_readme(len(images), claim, made), encoding="utf-8")
+def fill_synthetic(
+    folder: Path,
+    images: Images,
+    claim: Mapping[str, Any],
+    made: str,
+    terms: Terms | None = None,
+    created: str = "",
+) -> None:
+    """Write a whole set into an empty folder; see `write_synthetic`."""
+    pixels = nhwc(images)
+    record = describe(folder, images, claim, made, "imagefolder", terms)
     np.savez(
         folder / "synthetic.npz",
         images=pixels,
         labels=images.labels.numpy(),
         classes=np.array(images.classes, dtype=np.str_),
     )
-    folders = [folder / "train" / name for name in names]
+    folders = [folder / "train" / name for name in folder_names(images.classes)]
     for class_folder in folders:
         class_folder.mkdir(parents=True)
-    following = [0] * len(names)
+    following = [0] * len(folders)
     for array, label in zip(pixels, images.labels.tolist(), strict=True):
         file = folders[label] / f"{following[label]:05d}.png"
         Image.fromarray(array).save(file, "PNG", compress_level=1)
         following[label] += 1
+    about = croissant(record | {"created": created}, folder, len(images), terms)
+    write_json(folder / "croissant.json", about)
 
 
-def _pixels(images: Images) -> NDArray[np.uint8]:
-    """Return uint8 ``[n, h, w]`` or ``[n, h, w, 3]``."""
+def describe(
+    folder: Path,
+    images: Images,
+    claim: Mapping[str, Any],
+    made: str,
+    layout: str,
+    terms: Terms | None = None,
+) -> dict[str, Any]:
+    """Write what every form of a set has: metadata.json, classes.json, README.md.
+
+    Returns:
+        ``title``, ``claim`` and ``task``, as the cards take them.
+    """
+    n, c, h, w = images.pixels.shape
+    names = folder_names(images.classes) if layout == "imagefolder" else []
+    counts = images.counts().tolist()
+    shape = [h, w] if c == 1 else [h, w, c]
+    meta = {"format": SET, "synthetic": True, "made": made, "images": n}
+    write_json(folder / MARK, meta | {"shape": shape, "claim": claim})
+    table = [
+        {"index": i, "name": name} | ({"folder": names[i]} if names else {}) | {"images": counts[i]}
+        for i, name in enumerate(images.classes)
+    ]
+    write_json(folder / "classes.json", {"classes": table})
+    task = {"name": "images", "classes": list(images.classes), "channels": c, "size": h}
+    record = {"title": made, "claim": dict(claim), "task": task}
+    card = dataset_card(record, n, layout, terms)
+    write_whole(folder / "README.md", card.encode())
+    return record
+
+
+def nhwc(images: Images) -> NDArray[np.uint8]:
+    """Return the pixels as uint8 ``[n, h, w]`` or ``[n, h, w, 3]``."""
     x = images.pixels
     x = x if x.dtype == torch.uint8 else (x * 255).round().to(torch.uint8)
     pixels: NDArray[np.uint8] = np.ascontiguousarray(x.movedim(1, -1).numpy())
     return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-
-
-def _readme(n: int, claim: Mapping[str, Any], made: str) -> str:
-    return f"""# Synthetic images, not real ones
-
-{n:,} images that no camera took{f", made by FedGist: {made}" if made else ", made by FedGist"}.
-They are meant for training classifiers; do not take any of them for a record of a person or thing.
-
-## Privacy
-
-{claim["line"]}.
-
-{_warning(claim)}In words: {claim["odds"]}.
-
-## Files
-
-- `train/<class>/*.png`: one folder a class. A loader that numbers classes by sorted folder names
-  may number them differently from the task; `classes.json` has the task's numbers. A class
-  without images keeps its empty folder.
-- `synthetic.npz`: the same images in the same order. `numpy.load("synthetic.npz")` gives
-  `images` (uint8), `labels` (int64) and `classes`.
-- `metadata.json`: the privacy claim in full.
-
-There is no test split: measure on real images.
-"""
-
-
-def _warning(claim: Mapping[str, Any]) -> str:
-    if claim["epsilon"] == float("inf"):
-        return "**No privacy guarantee holds. Handle this set like the original images.**\n\n"
-    if claim["seeded"]:
-        return (
-            "**Made in a simulation: the noise came from a seed and can be taken off again. "
-            "Not fit for release.**\n\n"
-        )
-    return ""
-
-
-def _settle(target: Path, aside: Path, old: Path) -> None:
-    """Put right what an interrupted run left, and refuse a folder that is not ours."""
-    if old.exists() and not target.exists():
-        os.rename(old, target)
-    for left in (aside, old):
-        if left.exists():
-            shutil.rmtree(left)
-    if target.exists():
-        try:
-            ours = json.loads((target / MARK).read_bytes())["format"] == FORMAT
-        except (OSError, ValueError, KeyError, TypeError):
-            ours = False
-        if not ours or target.is_symlink():
-            raise ConfigError(
-                f"'{target}' must be absent or a set that FedGist wrote. Got something else: move "
-                "it away or choose another output folder"
-            )
-
-
-def _swap(target: Path, aside: Path, old: Path) -> None:
-    try:
-        if target.exists():
-            os.rename(target, old)
-        os.rename(aside, target)
-    except BaseException:
-        if old.exists() and not target.exists():
-            os.rename(old, target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def save_classifier(classifier: Classifier, path: Path, extra: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedgist.errors import ConfigError
 from fedgist.privacy.claim import Claim
+from fedgist.report.cards import privacy_card
 from fedgist.report.export import save_classifier, write_synthetic
 from fedgist.report.figures import samples_png
 from fedgist.report.page import write_page
@@ -50,15 +51,18 @@ def write_outcome(
 
 
 def write_report(report: dict[str, Any], outcome: Outcome, folder: Path, config: str) -> None:
-    """Write report.json and report.html; ``config`` names the file that the run came from."""
+    """Write report.json, report.html and the privacy card; ``config``: the file of the settings."""
     page, record = folder / "report.html", folder / "report.json"
+    card = folder / "privacy-card.json"
     report["files"] += [
         file_row(folder / config, "what was run: the resolved configuration"),
+        {"path": card.name, "what": "the claim by the layers of NIST SP 800-226", "bytes": None},
         {"path": record.name, "what": "everything measured", "bytes": None},
         {"path": page.name, "what": "the same, to read", "bytes": None},
     ]
     write_json(record, report)
     write_page(report, outcome.synthetic, page)
+    write_json(card, privacy_card(report))
 
 
 def file_row(path: Path, what: str) -> dict[str, Any]:
