@@ -45,6 +45,13 @@ def main() -> int:
     for name in ("table", "colour"):
         if (results := found(f"fedsumup_{name}")) is not None:
             text = put(text, name, compared(results["accuracy"]))
+    if (results := found("fedsumup_compressors")) is not None:
+        head = ["compressor", "accuracy, %", "client seconds"]
+        rows = [
+            [r["name"], accuracy(r), f"{mean(r, 'client_seconds'):.1f}"]
+            for r in results["accuracy"]
+        ]
+        text = put(text, "compressors", table(head, rows))
     if (results := found("fedsumup_scale")) is not None:
         text = put(text, "scale", scale(results["accuracy"]))
     if (results := found("fedsumup_sweeps")) is not None:
