@@ -21,8 +21,8 @@ LAYERS = [
     {"run", "config", "agreement", "policy"},
     {"exchange", "audit", "report"},
     {"setup"},
-    {"evaluation", "exposure"},
-    {"experiment", "federation"},
+    {"evaluation", "exposure", "shadowing"},
+    {"experiment", "federation", "auditing"},
     {"doctor", "flower_app"},
     {"summary", "cli", "__main__"},
 ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgist.errors import ConfigError, DataError
-from fedgist.queries import MomentsQuery, Query, SumQuery, blocks_of, prefixed
+from fedgist.queries import Query
 
 __all__ = [
     "BATCH",
@@ -21,19 +21,14 @@ __all__ = [
     "Classifier",
     "Images",
     "Merged",
-    "MomentsQuery",
     "Outcome",
     "Piece",
-    "Query",
     "Round",
     "State",
-    "SumQuery",
     "Task",
     "Tensors",
     "Trust",
     "Unit",
-    "blocks_of",
-    "prefixed",
 ]
 
 Tensors = dict[str, Tensor]

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 import fedgist
+from fedgist.cli.audit import add_audit
 from fedgist.cli.experiments import add_experiments
 from fedgist.cli.export import add_export
 from fedgist.cli.sites import add_sites
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 add_experiments(app)
+add_audit(app)
 add_export(app)
 add_sites(app)
 

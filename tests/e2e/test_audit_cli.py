@@ -1,0 +1,102 @@
+"""``fedgist audit`` on folders that runs left: what it prints, writes, refuses and returns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedgist.cli.audit import add_audit
+from fedgist.config import load
+from fedgist.experiment import execute
+
+SETS = [
+    "data.limit=300",
+    "data.clients=2",
+    "data.partition=iid",
+    "method.features=scattering:32",
+    "method.heads=['lda']",
+    "evaluation.ceiling=false",
+]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def app():
+    made = typer.Typer()
+    add_audit(made)
+    made.command("other")(lambda: None)  # with one command alone its name would be left out
+    return made
+
+
+def audit(*args):
+    return CliRunner().invoke(app(), ["audit", *map(str, args)])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "out"
+    execute(load(None, SETS), out)
+    return out
+
+
+def copied(finished, tmp_path, **changed):
+    out = tmp_path / "copy"
+    shutil.copytree(finished, out)
+    report = json.loads((out / "report.json").read_text())
+    report |= changed
+    (out / "report.json").write_text(json.dumps(report))
+    return out
+
+
+def refused(result, *words):
+    assert result.exit_code == 2, result.output
+    lines = [s for s in result.output.splitlines() if s.startswith("fedgist:")]
+    assert len(lines) == 1 and all(w in lines[0] for w in words), result.output
+
+
+def test_a_run_that_keeps_its_claim(finished):
+    result = audit(finished, "--shadows", 8, "--trials", 20000)
+    assert result.exit_code == 0, result.output
+    record = json.loads((finished / "audit.json").read_text())
+    assert record["state"] == "pass" and "pass" in result.output
+    (claim, blocks) = record["noise"]
+    assert 8.5 < claim["epsilon_low"] < 10 == claim["epsilon"]
+    assert claim["sees"] == "the noised sum; all other images"
+    assert blocks["blocks"]["pooled"]["small"] is False
+    names = [row["attack"] for row in record["attacks"]]
+    assert names[0] == "likelihood ratio"
+    assert names[1:] == ["loss threshold, lda", "LiRA (offline), lda", "RMIA (offline), lda"]
+    for row in record["attacks"]:
+        assert row["state"] == "within" and row["sees"] and row["auc"] <= row["claim_cap"]
+    assert record["similarity"] == [] and record["exposure"] is None
+
+
+def test_a_report_that_promises_too_much(finished, tmp_path):
+    report = json.loads((finished / "report.json").read_text())
+    out = copied(finished, tmp_path, claim=report["claim"] | {"epsilon": 5.0})
+    result = audit(out, "--shadows", 0, "--trials", 5000, "--json")
+    assert result.exit_code == 1, result.output
+    assert json.loads(result.stdout)["state"] == "contradicted"
+
+
+def test_too_few_trials_are_not_a_pass(finished, tmp_path):
+    result = audit(copied(finished, tmp_path), "--shadows", 0, "--trials", 100)
+    assert result.exit_code == 0 and "inconclusive" in result.output
+
+
+def test_what_cannot_be_audited_is_refused(finished, tmp_path):
+    refused(audit(tmp_path), "must be a folder that `fedgist run` wrote")
+    out = copied(finished, tmp_path, simulation=False)
+    refused(audit(out), "must be a simulation")
+    shutil.rmtree(out)
+    out = copied(finished, tmp_path)
+    config = (out / "run.toml").read_text()
+    (out / "run.toml").write_text(config.replace('"fashion-mini"', '"/gone/images"'))
+    refused(audit(out), "/gone/images")
+    shutil.rmtree(out)
+    out = copied(finished, tmp_path)
+    refused(audit(out, "--head", "qda", "--trials", 100), "--head", "qda")
