@@ -161,3 +161,12 @@ def test_seconds_are_measured_for_client_and_server(scripts, tmp_path, monkeypat
         assert row["client_over_encode"] == pytest.approx(row["client"] / row["encode"])
     assert lda["rounds"] == 1 < logistic["rounds"]
     assert lda["bytes_up"] < logistic["bytes_up"]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda p: p.stem)
+def test_every_case_of_every_file_is_a_run(benchmark, path):
+    """A file that nobody runs for months still names options that exist."""
+    spec = tomllib.loads(path.read_text())
+    base = benchmark.settings(spec.get("base", {}))
+    for case in spec.get("accuracy", []):
+        load(None, [*base, *case["set"]])
