@@ -33,6 +33,6 @@ $(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt scripts/setup.sh
-	scripts/setup.sh $(VENV) codecs,encoders,flower,dev
+	scripts/setup.sh $(VENV) codecs,encoders,flower,onnx,dev
 	$(BIN)/pip -q install --no-deps animal-shape-mnist==0.39  # its readers want TensorFlow
 	touch $@ $(VENV)/.run
