@@ -249,6 +249,8 @@ def _state(row: Mapping[str, Any], claim: Claim) -> str:
     """Say whether an attack did better than the claim allows any to."""
     if math.isinf(claim.epsilon):
         return "no claim"
+    if claim.adjacency != "add-remove":  # that a record was there at all is not what is hidden
+        return "outside the claim"
     if "epsilon_low" in row:
         return "contradicted" if row["epsilon_low"] > claim.epsilon else "within"
     cap, low = row.get("claim_cap"), row.get("low")

@@ -9,9 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from fedgist.auditing import _state
 from fedgist.cli.audit import add_audit
 from fedgist.config import load
 from fedgist.experiment import execute
+from fedgist.setup import prepare_run
 
 SETS = [
     "data.limit=300",
@@ -100,3 +102,13 @@ def test_what_cannot_be_audited_is_refused(finished, tmp_path):
     shutil.rmtree(out)
     out = copied(finished, tmp_path)
     refused(audit(out, "--head", "qda", "--trials", 100), "--head", "qda")
+
+
+def test_presence_is_not_what_a_replacement_claim_hides():
+    """Exact counts betray who was there; under replace-same-class they are public anyway."""
+    found = {"auc": 1.0, "low": 0.99, "claim_cap": 0.95}
+    states = []
+    for adjacency in ("add-remove", "replace-same-class"):
+        run = load(None, ["data.source=digits", f"privacy.adjacency={adjacency}"])
+        states.append(_state(found, prepare_run(run).plan.claim))
+    assert states == ["contradicted", "outside the claim"]
