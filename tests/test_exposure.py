@@ -55,6 +55,12 @@ def test_activations_are_attacked_by_a_decoder():
     assert [a["name"] for a in found["rows"]] == ["decoder"]
 
 
+def test_uploads_are_no_distilled_images():
+    """The audit by canaries is for images that stand for many; here each is one of the client's."""
+    more = ["evaluation.inversion=false", "evaluation.membership=true", "method.side=4"]
+    assert attacked("downsample", *more, *SMALL).report["membership"] == []
+
+
 def test_noised_statistics_are_no_uploads():
     options = ["method.release=statistics", "privacy.epsilon=5", "method.rounds=1", "method.side=4"]
     assert "exposure" not in attacked("fedsumup", *options, *SMALL).report

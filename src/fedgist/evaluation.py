@@ -85,7 +85,7 @@ def attack_rows(
     """
     records_of = getattr(made.method, "records", None)
     space = getattr(made.method, "space", None)
-    if any(p.name == "pixels" for p in made.plan.rounds[0].sends):
+    if any(p.name == "pixels" and not p.by_image for p in made.plan.rounds[0].sends):
         return _canaries(made, sites)
     if records_of is None or test is None:
         return []
