@@ -23,7 +23,8 @@ from fedgist.config import load
 from fedgist.errors import ConfigError, DataError
 from fedgist.evaluation import attack_rows
 from fedgist.exchange.gist import Duty
-from fedgist.exposure import Exposing, exposed
+from fedgist.exposure import exposed
+from fedgist.method import Exposing
 from fedgist.privacy.accounting import is_sampled, sigma_gaussian
 from fedgist.privacy.claim import Claim
 from fedgist.progress import Progress

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,37 +19,16 @@ from fedgist.audit.inversion import Attack, invert, rows
 from fedgist.audit.similarity import Perceptual, similarity
 from fedgist.audit.threshold import loss_threshold
 from fedgist.exchange.local import LocalExchange
+from fedgist.method import Exposing
 from fedgist.run import generator
 from fedgist.setup import Prepared, Sites
 from fedgist.types import Images, Outcome, Task, Tensors
 
-__all__ = ["Exposing", "exposed", "uploads_of"]
+__all__ = ["exposed"]
 
 PER_CLASS = 10  # images of each class that are attacked, as in the FedSumUp paper
 AUXILIARY = 5000  # images of the attacker's own, at most
 LOSSES = 2000  # images on either side of the loss threshold
-
-
-@runtime_checkable
-class Exposing(Protocol):
-    """A method whose clients send something of every image."""
-
-    @property
-    def random(self) -> bool:
-        """Whether the same image is sent differently every time."""
-
-    def used(self, images: Images) -> Images:
-        """Return the images of a client that take part."""
-
-    def uploaded(self, task: Task, shared: Tensors, x: Tensor, rng: torch.Generator) -> Tensor:
-        """Return what the server makes out of an upload, ``[b, k, y, y]`` in [0, 1]."""
-
-
-def uploads_of(
-    method: Exposing, task: Task, shared: Tensors, rng: torch.Generator
-) -> Callable[[Tensor], Tensor]:
-    """Return what happens to images in one round, as a function of them alone."""
-    return lambda x: method.uploaded(task, shared, x, rng)
 
 
 def exposed(
@@ -58,10 +37,8 @@ def exposed(
     outcome: Outcome,
     sites: Sites,
     test: Images | None,
-    *,
-    moia_steps: int = 500,
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """Attack what clients have sent; ``moia_steps`` as in `audit.inversion.invert`.
+    """Attack what clients have sent.
 
     Returns:
         What `audit.inversion.invert` returns, without its pictures but with ``membership`` (a row
@@ -77,8 +54,7 @@ def exposed(
     rng, decoder_steps = generator(made.run.seed, "exposure"), made.run.evaluation.decoder_steps
     victims = _by_class(method.used(sites.together()), rng)
     own = test.take(torch.randperm(len(test), generator=rng)[:AUXILIARY])
-    rounds = [shared for shared in exchange.broadcasts if shared or len(made.plan.rounds) == 1]
-    through = [uploads_of(method, task, shared, rng) for shared in rounds]
+    through = [partial(_sent, method, task, shared, rng) for shared in exchange.broadcasts]
     x, distance = victims.floats(), Perceptual()
     with torch.no_grad():
         seen = [compress(x) for compress in through]
@@ -93,7 +69,6 @@ def exposed(
             rng,
             differentiable=not method.random,
             fresh=method.random,
-            moia_steps=moia_steps,
             decoder_steps=decoder_steps,
         )
     else:
@@ -105,6 +80,11 @@ def exposed(
     first = [int((victims.labels == c).nonzero()[0]) for c in held]
     found |= {"attacked": len(victims), "membership": _losses(outcome, method, sites, test, rng)}
     return found, {name: images[first] for name, images in pictures.items()}
+
+
+def _sent(method: Exposing, task: Task, shared: Tensors, rng: torch.Generator, x: Tensor) -> Tensor:
+    """Return what becomes of images in one round."""
+    return method.uploaded(task, shared, x, rng)
 
 
 def _by_class(images: Images, rng: torch.Generator) -> Images:

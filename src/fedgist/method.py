@@ -11,14 +11,16 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from fedgist.errors import ConfigError, did_you_mean
 from fedgist.privacy.client import Client, Sensitive
-from fedgist.types import Merged, Outcome, Round, State, Task, Tensors
+from fedgist.types import Images, Merged, Outcome, Round, State, Task, Tensors
 
-__all__ = ["Gist", "Method", "method_class", "method_names"]
+__all__ = ["Exposing", "Gist", "Method", "method_class", "method_names"]
 
 # Tensors for a pool round; for a sum round the answers to its queries, in the plan's order.
 Gist = Tensors | Sensitive | tuple[Sensitive, ...]
@@ -64,6 +66,21 @@ class Method(ABC):
     @abstractmethod
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
         """Turn the state into the outcome. Post-processing only: no data is in reach."""
+
+
+@runtime_checkable
+class Exposing(Protocol):
+    """What else a method has whose clients send something of every image: attacks go through it."""
+
+    @property
+    def random(self) -> bool:
+        """Whether the same image is sent differently every time."""
+
+    def used(self, images: Images) -> Images:
+        """Return images of a client that may be among those sent."""
+
+    def uploaded(self, task: Task, shared: Tensors, x: Tensor, rng: torch.Generator) -> Tensor:
+        """Return what the server makes out of an upload, ``[b, k, y, y]`` in [0, 1]."""
 
 
 def method_names() -> list[str]:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from fedgist.audit.similarity import Compress
 from fedgist.compress import enlarge, quantised
 from fedgist.errors import DataError
+from fedgist.train.models import initialise
 from fedgist.types import BATCH, Images
 
 __all__ = ["Decoder", "mean_images", "train_decoder"]
@@ -43,11 +44,7 @@ class _Inverse(nn.Module):
         self.head = conv(width, outputs * CELL**2)
 
     def initialise(self, rng: torch.Generator) -> None:
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=rng)
-                if layer.bias is not None:
-                    nn.init.zeros_(layer.bias)
+        initialise(self, rng)
         for layer in (self.linear, self.head):
             nn.init.zeros_(layer.weight)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedgist.compress.learned import Compressor
+from fedgist.compress.fixed import build
+from fedgist.compress.learned import Compressor, load_compressor
 from fedgist.compress.small import enlarge, quantised
 from fedgist.errors import DataError
 from fedgist.train import Network
@@ -78,10 +79,7 @@ class CompressedNetwork:
         network = Network.load(parts["network"], meta)
         spec = meta["compressor"]
         if not parts["compressor"]:
-            from fedgist.compress.fixed import build
-
             return CompressedNetwork(network, build(spec), spec)
         kind, _, side = spec.partition(":")
-        compress = Compressor(kind, network.channels, network.size, int(side))
-        compress.load_state_dict(parts["compressor"])
-        return CompressedNetwork(network, compress.requires_grad_(False).eval())
+        facts = (kind, network.channels, network.size, int(side))
+        return CompressedNetwork(network, load_compressor(*facts, parts["compressor"]))

@@ -11,17 +11,25 @@ million multiply-adds for a grey 28x28 image, nine times a ConvNet-3 of that wid
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgist.compress.small import quantised
 from fedgist.errors import ConfigError
-from fedgist.types import BATCH
+from fedgist.train.models import initialise
 
-__all__ = ["Compressor", "Kind", "build_compressor", "dissimilarity", "multiply_adds", "ssim"]
+__all__ = [
+    "Compressor",
+    "Kind",
+    "build_compressor",
+    "dissimilarity",
+    "load_compressor",
+    "multiply_adds",
+    "ssim",
+]
 
 Kind = Literal["light", "paper"]
 KINDS: dict[str, tuple[int, int]] = {"light": (2, 24), "paper": (1, 128)}  # fold, channels
@@ -82,11 +90,6 @@ class Compressor(nn.Module):
         h = h * self.gate(h.mean((2, 3)))[:, :, None, None]
         return (torch.tanh(self.colour(h)) + 1) / 2
 
-    @torch.no_grad()
-    def small(self, x: Tensor) -> Tensor:
-        """Return what is uploaded: the same, rounded to bytes, batch by batch."""
-        return torch.cat([quantised(self(part)) for part in torch.split(x, BATCH)])
-
 
 def build_compressor(
     kind: str, channels: int, size: int, side: int, rng: torch.Generator
@@ -96,18 +99,29 @@ def build_compressor(
     Raises:
         ConfigError: unknown kind, or a side that does not fit.
     """
-    with torch.device("meta"):  # layers would otherwise draw from the global generator
-        blank = Compressor(kind, channels, size, side)
-    model = blank.to_empty(device="cpu")
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=rng)
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
-        elif isinstance(layer, nn.GroupNorm):
-            nn.init.ones_(layer.weight)
-            nn.init.zeros_(layer.bias)
+    model = _blank(kind, channels, size, side)
+    initialise(model, rng)
     return model
+
+
+def load_compressor(
+    kind: str, channels: int, size: int, side: int, tensors: Mapping[str, Tensor]
+) -> Compressor:
+    """Build a frozen compressor with a copy of these parameters.
+
+    Raises:
+        ConfigError: unknown kind, or a side that does not fit.
+        RuntimeError: other tensors than it has.
+    """
+    model = _blank(kind, channels, size, side)
+    model.load_state_dict(tensors)
+    return model.requires_grad_(False).eval()
+
+
+def _blank(kind: str, channels: int, size: int, side: int) -> Compressor:
+    with torch.device("meta"):  # layers would otherwise draw from the global generator
+        model = Compressor(kind, channels, size, side)
+    return model.to_empty(device="cpu")
 
 
 def multiply_adds(kind: str, channels: int, size: int) -> int:

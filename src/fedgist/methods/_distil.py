@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedgist.compress import as_uint8
 from fedgist.errors import ConfigError
 from fedgist.train import Recipe, train_converged
 from fedgist.types import Images, Outcome, Piece, Task, Tensors
@@ -79,7 +80,7 @@ class Canvas:
     def images(self, free: Tensor, labels: Tensor, task: Task) -> Images:
         """Form bytes of rows of tiles, float32 ``[k, tiles, ...]`` of classes ``labels [k]``."""
         formed = torch.cat([self.form(part, task) for part in torch.split(free, ROWS)])
-        pixels = (formed * 255).round().clamp(0, 255).to(torch.uint8)
+        pixels = as_uint8(formed)
         return Images(pixels, labels.repeat_interleave(self.formed), task.classes)
 
 
@@ -104,7 +105,7 @@ def pieces(canvas: Canvas, task: Task) -> tuple[Piece, ...]:
 
 def gist(free: Tensor, counts: Tensor) -> Tensors:
     """Return what is sent, as `pieces` says."""
-    pixels = (free.clamp(0, 1) * 255).round().to(torch.uint8)
+    pixels = as_uint8(free)
     return {"pixels": pixels.flatten(0, 1), "counts": counts.to(torch.float32)}
 
 

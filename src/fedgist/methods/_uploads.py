@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedgist.compress import CompressedNetwork, enlarge
+from fedgist.compress import CompressedNetwork, as_uint8, enlarge
 from fedgist.compress.fixed import build
 from fedgist.errors import ConfigError
 from fedgist.method import Gist, Method
@@ -23,7 +23,16 @@ from fedgist.privacy.client import Client
 from fedgist.train import Recipe, train
 from fedgist.types import BATCH, Images, Outcome, Piece, Round, State, Task, Tensors
 
-__all__ = ["STUDENT", "Transformed", "chosen", "enlarged", "pieces", "pooled", "upload"]
+__all__ = [
+    "STUDENT",
+    "Transformed",
+    "Uploading",
+    "chosen",
+    "enlarged",
+    "pieces",
+    "pooled",
+    "upload",
+]
 
 STUDENT = Recipe(width=32, steps=1500, batch=64, lr=5e-3, augment="flip", label_smoothing=0.05)
 
@@ -46,7 +55,7 @@ def chosen(images: Images, share: float) -> Images:
         return images
     keep = []
     for x in torch.split(images.pixels, BATCH):
-        raw = x if x.dtype == torch.uint8 else (x * 255).round().to(torch.uint8)
+        raw = x if x.dtype == torch.uint8 else as_uint8(x)
         for row in raw.flatten(1).numpy():
             word = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
             keep.append(int.from_bytes(word, "big") < share * 2**64)
@@ -58,8 +67,7 @@ def upload(images: Images, task: Task, compress: Callable[[Tensor], Tensor], sid
     out = torch.empty(len(images), task.channels, side, side, dtype=torch.uint8)
     with torch.no_grad():
         for i, (x, _) in enumerate(images.batches()):
-            small = (compress(x) * 255).round().clamp(0, 255)
-            out[i * BATCH : i * BATCH + len(x)] = small.to(torch.uint8)
+            out[i * BATCH : i * BATCH + len(x)] = as_uint8(compress(x))
     dtype = torch.uint8 if len(task.classes) <= 256 else torch.int64
     return {"pixels": out, "labels": images.labels.to(dtype)}
 
@@ -79,14 +87,27 @@ def pooled(tensors: Tensors, task: Task) -> Images:
 
 def enlarged(small: Images, size: int) -> Images:
     """Return uint8 images of ``size`` pixels a side: what the network is trained on."""
-    out = [
-        (enlarge(x, size) * 255).round().clamp(0, 255).to(torch.uint8) for x, _ in small.batches()
-    ]
+    out = [as_uint8(enlarge(x, size)) for x, _ in small.batches()]
     return Images(torch.cat(out), small.labels, small.classes)
 
 
+class Uploading(Method):
+    """A method whose clients send something of every image that takes part; see `Exposing`."""
+
+    share: float  # of every class that takes part: a field of each subclass
+
+    @property
+    def random(self) -> bool:
+        """Whether the same image is sent differently every time."""
+        return False
+
+    def used(self, images: Images) -> Images:
+        """Return images of a client that may be among those sent."""
+        return chosen(images, self.share)
+
+
 @dataclass(frozen=True)
-class Transformed(Method):
+class Transformed(Uploading):
     """A comparison: each image through a fixed transform, once; the server enlarges and trains.
 
     Subclasses say what a client does to its images (`disturbed`), what the server makes of them
@@ -138,20 +159,11 @@ class Transformed(Method):
         """Map images in [0, 1] to what is sent, in [0, 1], with the client's randomness."""
         return build(self.spec)(x)
 
-    @property
-    def random(self) -> bool:
-        """Whether the same image is sent differently every time; see `exposure`."""
-        return False
-
-    def used(self, images: Images) -> Images:
-        """Return images of a client that may be among those sent."""
-        return chosen(images, self.share)
-
     def uploaded(self, task: Task, shared: Tensors, x: Tensor, rng: torch.Generator) -> Tensor:
         """Return what the server makes out of the upload of images ``x``."""
         if not self.random:
             return self.disturbed(task, x, rng)
-        pixels = (self.disturbed(task, x, rng) * 255).round().clamp(0, 255).to(torch.uint8)
+        pixels = as_uint8(self.disturbed(task, x, rng))
         labels = torch.zeros(len(x), dtype=torch.int64)
         return self.received(Images(pixels, labels, task.classes)).floats()
 

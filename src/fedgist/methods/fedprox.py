@@ -10,20 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from fedgist.methods._weights import Averaging
-from fedgist.types import State
+from fedgist.methods.fedavg import FedAvg
 
 __all__ = ["FedProx"]
 
 
 @dataclass(frozen=True)
-class FedProx(Averaging):
+class FedProx(FedAvg):
     """The server averages as in FedAvg; fields as in `Averaging`."""
 
     mu: float = 0.01
-
-    def step(self, state: State, mean: Tensor) -> State:
-        """Add the weighted mean of the updates."""
-        return State({"weights": state.shared["weights"] + self.server_lr * mean})

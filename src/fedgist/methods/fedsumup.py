@@ -47,12 +47,13 @@ from fedgist.compress import (
     build_compressor,
     dissimilarity,
     enlarge,
+    load_compressor,
 )
 from fedgist.errors import ConfigError
 from fedgist.heads.decode import sample_codes
 from fedgist.heads.estimate import covariances, estimate, pooled_covariance
-from fedgist.method import Gist, Method
-from fedgist.methods._uploads import STUDENT, chosen, enlarged, pieces, pooled, upload
+from fedgist.method import Gist
+from fedgist.methods._uploads import STUDENT, Uploading, enlarged, pieces, pooled, upload
 from fedgist.methods._weights import fresh, network_of
 from fedgist.privacy.client import Client
 from fedgist.queries import MomentsQuery
@@ -122,7 +123,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class FedSumUp(Method):
+class FedSumUp(Uploading):
     """Small readable uploads from a compressor that the server trains; head ``fedsumup``.
 
     Attributes:
@@ -196,15 +197,6 @@ class FedSumUp(Method):
         drawn = build_compressor(self.compressor, task.channels, task.size, self.side, rng)
         return State(_tensors(drawn))
 
-    @property
-    def random(self) -> bool:
-        """Whether the same image is sent differently every time; see `exposure`."""
-        return False
-
-    def used(self, images: Images) -> Images:
-        """Return the images of a client that take part."""
-        return chosen(images, self.share)
-
     def uploaded(self, task: Task, shared: Tensors, x: Tensor, rng: torch.Generator) -> Tensor:
         """Return the small images of ``x``, differentiable: attacks go through it."""
         small: Tensor = self._compressor(task, shared)(x)
@@ -259,10 +251,7 @@ class FedSumUp(Method):
         return Outcome(None, {"fedsumup": classifier}, details)
 
     def _compressor(self, task: Task, tensors: Tensors) -> Compressor:
-        with torch.device("meta"):
-            model = Compressor(self.compressor, task.channels, task.size, self.side)
-        model.load_state_dict(tensors, assign=True)
-        return model.requires_grad_(False).eval()
+        return load_compressor(self.compressor, task.channels, task.size, self.side, tensors)
 
     def _query(self, task: Task) -> MomentsQuery:
         dim = task.channels * self.side**2
@@ -299,15 +288,14 @@ class FedSumUp(Method):
             start = network_of(task, recipe, fresh(task, recipe, rng))
         else:
             start = before.last.network
-            recipe = _shortened(recipe, self.more)
+            recipe = replace(recipe, steps=round(recipe.steps * self.more))
         return train(enlarged(fit, task.size), recipe, rng, start=start)
 
     def _improved(
         self, task: Task, tensors: Tensors, network: Network, fit: Images, rng: torch.Generator
     ) -> Tensors:
         """Train a copy of the compressor in the closed loop; the classifier is frozen."""
-        compress = self._compressor(task, {k: v.clone() for k, v in tensors.items()})
-        compress.requires_grad_(True)
+        compress = self._compressor(task, tensors).requires_grad_(True)
         optimiser = torch.optim.Adam(compress.parameters(), self.improve.lr)
         for _ in range(self.improve.steps):
             rows = torch.randint(len(fit), (min(self.improve.batch, len(fit)),), generator=rng)
@@ -344,7 +332,3 @@ def _codes(compress: Compressor, x: Tensor) -> Tensor:
 
 def _tensors(model: torch.nn.Module) -> Tensors:
     return {k: v.detach().clone() for k, v in model.state_dict().items()}
-
-
-def _shortened(recipe: Recipe, share: float) -> Recipe:
-    return replace(recipe, steps=round(recipe.steps * share))

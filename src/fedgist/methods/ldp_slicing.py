@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from torch import Tensor
 
+from fedgist.compress import as_uint8
 from fedgist.compress.fixed import build
 from fedgist.errors import ConfigError
 from fedgist.methods._obfuscation import Obfuscated, happens
@@ -128,7 +129,7 @@ class LDPSlicing(Obfuscated):
 
     def disturbed(self, task: Task, x: Tensor, rng: torch.Generator) -> Tensor:
         """Return randomised bytes, by 255."""
-        small = (build(self.spec)(x) * 255).round().clamp(0, 255).to(torch.uint8)
+        small = as_uint8(build(self.spec)(x))
         return flipped(small, self._bits(task.channels), rng) / 255
 
     def received(self, small: Images) -> Images:

@@ -20,7 +20,7 @@ from fedgist.compress import enlarge
 from fedgist.errors import ConfigError, DataError, ProtocolError, did_you_mean
 from fedgist.exchange.receipt import Pending, Receipt, WithheldImages, data_hash, image_hashes
 from fedgist.exchange.review import Review, Verdict, round_of
-from fedgist.methods._uploads import chosen
+from fedgist.method import Exposing
 from fedgist.privacy.identity import Identity
 from fedgist.run import derive
 from fedgist.types import BATCH, Images, Round, Tensors
@@ -215,9 +215,8 @@ class Subject:
         marked, _ = a.privacy.contribution.keep(marked, derive(a.seed, "keep", place))
         used = marked.pixels.flatten().to(torch.int64)
         sent = replace(images.take(used), groups=used)
-        share = getattr(a.built, "share", 1.0)  # by which methods of uploads choose
         labels = gist["labels"].to(torch.int64)
-        rows = chosen(sent, share).groups
+        rows = (a.built.used(sent) if isinstance(a.built, Exposing) else sent).groups
         fits = rows is not None and torch.equal(images.labels[rows], labels)
         return rows if fits and gist["pixels"].shape[1] == images.pixels.shape[1] else None
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.compress import enlarge
+from fedgist.compress import as_uint8, enlarge
 from fedgist.errors import ConfigError
 from fedgist.exchange.store import write_durably
 from fedgist.report import words
@@ -200,7 +200,7 @@ def _pictures(found: Inspection) -> list[str]:
     pixels = _unit(found.gist["pixels"][:LOOK])
     if pixels.shape[1] not in (1, 3):
         return []
-    return [_uri(_tile(x, SHOWN)) for x in (pixels * 255).round().to(torch.uint8)]
+    return [_uri(_tile(x, SHOWN)) for x in as_uint8(pixels)]
 
 
 def _unit(pixels: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def _unit(pixels: Tensor) -> Tensor:
 
 
 def _enlarged(small: Tensor, side: int) -> Tensor:
-    return (enlarge(small, side)[0].clamp(0, 1) * 255).round().to(torch.uint8)
+    return as_uint8(enlarge(small, side)[0])
 
 
 def _width(side: int) -> int:

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from fedgist.errors import ConfigError, did_you_mean
 
-__all__ = ["MODELS", "blank_model", "build_model"]
+__all__ = ["MODELS", "blank_model", "build_model", "initialise"]
 
 GROUPS = 8  # of the ResNet's GroupNorm
 
@@ -55,7 +55,7 @@ def build_model(
         ConfigError: unknown name, or a number that is too small.
     """
     model = blank_model(name, channels, size, classes, width).to_empty(device="cpu")
-    _initialise(model, rng)
+    initialise(model, rng)
     return model
 
 
@@ -149,7 +149,7 @@ class _Residual(nn.Module):
         return F.relu(self.body(x) + self.shortcut(x), inplace=True)
 
 
-def _initialise(model: nn.Module, rng: torch.Generator) -> None:
+def initialise(model: nn.Module, rng: torch.Generator) -> None:
     """Fill all parameters: He initialisation, zero biases, unit normalisation."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
