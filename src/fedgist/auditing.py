@@ -221,10 +221,11 @@ def _synthetic(path: Path, made: Prepared) -> Images | None:
 def _losses(
     made: Prepared, outcome: Outcome, sites: Sites, test: Images, cap: Risk | None
 ) -> list[dict[str, Any]]:
-    rng = generator(made.run.seed, "audit", "losses")
+    rng, used = generator(made.run.seed, "audit", "losses"), sites.together()
+    if isinstance(made.method, Exposing):  # it may leave a share of them out: those are no members
+        used = made.method.used(used)
     members, others = (
-        images.take(torch.randperm(len(images), generator=rng)[:MOST])
-        for images in (sites.together(), test)
+        images.take(torch.randperm(len(images), generator=rng)[:MOST]) for images in (used, test)
     )
     rows = []
     for name, classifier in outcome.classifiers.items():
