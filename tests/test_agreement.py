@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -155,6 +156,44 @@ def test_policy_file(tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'max_epsilon'"):
         Policy.load(path)
     Policy().check(make(["privacy.noise=system", "privacy.epsilon=9.5"]))
+
+
+def changed(agreement, **claim):
+    """Return an agreement whose plan claims something else."""
+    plan = agreement.plan
+    agreement.__dict__["plan"] = replace(plan, claim=replace(plan.claim, **claim))
+    return agreement
+
+
+@pytest.mark.parametrize(
+    ("claim", "rule"),
+    [
+        ({"sigma": 0.0}, "noise under an ε"),
+        ({"accountant": "privacy loss distribution of the Poisson-sampled Gaussian"}, "accountant"),
+        ({"track": "private images"}, "encoders"),
+        ({"epsilon": 11.0}, "max_epsilon"),
+        ({"delta": 1e-3}, "max_delta"),
+    ],
+)
+def test_what_no_claim_may_rest_on_is_refused(claim, rule):
+    good = ["privacy.noise=system", "privacy.epsilon=9.5"]
+    assert all(r.kept for r in Policy().rules(make(good)))
+    broken = [r.name for r in Policy().rules(changed(make(good), **claim)) if not r.kept]
+    assert broken == [rule]
+    with pytest.raises(PrivacyError, match=rule):
+        Policy().check(changed(make(good), **claim))
+
+
+def test_exact_counts_under_an_epsilon_are_refused():
+    a = make(["privacy.noise=system", "privacy.epsilon=9.5"])
+    (rnd,) = a.plan.rounds
+    queries = tuple(
+        replace(q, exact_counts=True, count=0.0, mean=q.mean + q.count) for q in rnd.queries
+    )
+    a.__dict__["plan"] = replace(a.plan, rounds=(replace(rnd, queries=queries),))
+    assert [r.name for r in Policy().rules(a) if not r.kept] == ["counts"]
+    assert all(isinstance(v, str | float | int) for r in Policy().rules(a)
+               for v in r.record().values())  # fmt: skip
 
 
 def test_the_documented_policy_is_the_default(tmp_path):

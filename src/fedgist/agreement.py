@@ -12,6 +12,7 @@ import json
 import math
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedgist.config import Run, Strict, make_method, plain_toml, read_strict, va
 from fedgist.encoders import load_encoder
 from fedgist.errors import ConfigError, EncoderError, PrivacyError
 from fedgist.method import Method
-from fedgist.privacy.claim import Privacy
+from fedgist.privacy.claim import Privacy, claim_of
 from fedgist.privacy.identity import Public
 from fedgist.privacy.noise import MIN_SHARE_SCALE, noise_scales
 from fedgist.privacy.secure_sum.graph import choose_graph
@@ -123,7 +124,26 @@ class Agreement(Strict):
                 f"with {self.exchange.degree} neighbours a site, the noise shares cover a "
                 "coordinator that follows the protocol, not one that breaks it"
             )
-        return plan_of(self.built, self.task, self.privacy, secure=self.secure, notes=notes)
+        group = n if self.exchange.degree is None else self.exchange.degree + 1
+        if (
+            self.privacy.trust == "distributed"
+            and 2 * self.exchange.threshold - group - 1 < missing
+        ):
+            notes.append(
+                f"the bound with {missing} of {n} sites on the coordinator's side is that of a "
+                "coordinator that follows the protocol; one that breaks it could single out a "
+                f"site, whose own share is less noise: covered from {3 * missing + 1} sites on"
+            )
+        plan = plan_of(self.built, self.task, self.privacy, secure=self.secure, notes=notes)
+        if self.privacy.trust != "distributed" or missing or n < 2 or plan.sigma <= 0:
+            return plan
+        known = plan.sigma * math.sqrt((n - 1) / n)
+        seen = claim_of(plan.rounds, self.privacy, known, track="", secure=True).epsilon
+        note = (
+            f"a site that takes its own noise share off the total faces ε = {seen:.4g}; with "
+            "privacy.missing = 1 it would face no more than is stated"
+        )
+        return replace(plan, claim=replace(plan.claim, notes=(*plan.claim.notes, note)))
 
     @property
     def secure(self) -> bool:

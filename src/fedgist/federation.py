@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,19 +13,18 @@ import fedgist
 from fedgist.agreement import Agreement, agree
 from fedgist.config import load, settings
 from fedgist.data import open_source
-from fedgist.errors import ConfigError, ProtocolError
+from fedgist.errors import ConfigError
 from fedgist.exchange.files import FileTransport
 from fedgist.exchange.mailbox import MailboxTransport, mailbox_status
 from fedgist.exchange.remote import RemoteExchange
-from fedgist.exchange.review import Review
 from fedgist.exchange.site import Site
 from fedgist.exchange.transport import Transport
+from fedgist.inspection import look
 from fedgist.policy import Policy
 from fedgist.privacy.identity import Identity, Public
 from fedgist.privacy.ledger import Ledger
 from fedgist.progress import Progress, by_client
 from fedgist.report.folder import Clock, claim_folder, write_outcome, write_report
-from fedgist.report.inspect import Subject, names_of
 from fedgist.report.record import versions
 from fedgist.run import drive
 from fedgist.setup import blocks
@@ -41,7 +39,6 @@ __all__ = [
     "mailbox_state",
     "new_task",
     "open_ledger",
-    "open_review",
     "open_site",
     "read_public",
     "serve_mailbox",
@@ -156,8 +153,8 @@ def open_site(
         state: folder where it remembers what it has answered.
         policy: its policy file; None for the careful defaults.
         ledger: what its data have spent.
-        review: whether nothing may be sent before a person has looked at it (see `open_review`);
-            the policy may say so, too.
+        review: whether nothing may be sent before a person has looked at it (see
+            `fedgist.inspection`); the policy may say so, too.
 
     Raises:
         ConfigError, PrivacyError, EncoderError, DataError: the task, key, policy or data cannot be
@@ -177,50 +174,8 @@ def open_site(
         open_ledger(ledger),
         Policy.load(policy),
         review,
-        _look(task, key, data, state),
+        look(task, key, data, state),
     )
-
-
-def open_review(task: Path, key: Path, data: str, state: Path | None = None) -> Subject:
-    """Open what waits at a site for a decision; the site itself may be running.
-
-    Args:
-        task: the site's own copy of the task file.
-        key: its private key file.
-        data: the images, named as for `open_site`.
-        state: the folder, as for `open_site`.
-
-    Raises:
-        ConfigError, PrivacyError, DataError: the task, key or data cannot be used.
-        ProtocolError: the task is not under review in this folder.
-    """
-    agreement, identity = Agreement.load(task), Identity.load(key)
-    agreement.place(identity.public)
-    folder = (state or home() / "site") / agreement.digest[:16]
-    review = Review(folder, agreement, identity.public)
-    if not review.begun:
-        raise ProtocolError(
-            f"a gist must wait before it can be looked at. Got no review of task "
-            f"'{agreement.task.name}' in '{folder.parent}': start `fedgist join` or `fedgist "
-            "contribute` with --review, and name the same --state here"
-        )
-    source = open_source(data)
-    split = "train" if "train" in source.splits else source.splits[0]
-    return Subject(
-        agreement,
-        identity,
-        review,
-        source.prefer("train", agreement.task),
-        names_of(source.read(split).pixels),
-        blocks(agreement.plan, agreement.task, agreement.privacy),
-        _look(task, key, data, state),
-    )
-
-
-def _look(task: Path, key: Path, data: str, state: Path | None) -> str:
-    """Return the command that shows what waits at a site."""
-    words = ["fedgist", "inspect", "--task", str(task), "--key", str(key), "--data", data]
-    return shlex.join(words if state is None else [*words, "--state", str(state)])
 
 
 def coordinate(

@@ -20,7 +20,7 @@ from fedgist.errors import ConfigError, did_you_mean
 from fedgist.privacy.client import Client, Sensitive
 from fedgist.types import Images, Merged, Outcome, Round, State, Task, Tensors
 
-__all__ = ["Exposing", "Gist", "Method", "method_class", "method_names"]
+__all__ = ["Exposing", "Gist", "Method", "Picturing", "method_class", "method_names"]
 
 # Tensors for a pool round; for a sum round the answers to its queries, in the plan's order.
 Gist = Tensors | Sensitive | tuple[Sensitive, ...]
@@ -81,6 +81,19 @@ class Exposing(Protocol):
 
     def uploaded(self, task: Task, shared: Tensors, x: Tensor, rng: torch.Generator) -> Tensor:
         """Return what the server makes out of an upload, ``[b, k, y, y]`` in [0, 1]."""
+
+
+@runtime_checkable
+class Picturing(Protocol):
+    """What else a method has whose sums can be made visible: images that stand for each class."""
+
+    def pictures(
+        self, task: Task, merged: Merged, per_class: int, rng: torch.Generator
+    ) -> Images | None:
+        """Make images from sums, noised or not; a class the sums do not show has none.
+
+        None where these options send nothing that images can be made from.
+        """
 
 
 def method_names() -> list[str]:

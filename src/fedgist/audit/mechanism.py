@@ -40,9 +40,18 @@ from fedgist.privacy.claim import Claim
 from fedgist.privacy.noise import noise_scales
 from fedgist.queries import Query, blocks_of, prefixed
 from fedgist.run import derive
-from fedgist.types import Round
+from fedgist.types import Round, Tensors
 
-__all__ = ["ALPHA", "State", "Verdict", "audit_sums", "measured_noise", "trials_for", "verdict"]
+__all__ = [
+    "ALPHA",
+    "State",
+    "Verdict",
+    "audit_sums",
+    "measured_noise",
+    "squares",
+    "trials_for",
+    "verdict",
+]
 
 ALPHA = 1e-3  # chance that a mechanism that keeps its claim is flagged
 ENOUGH = 0.85  # share of the claim that a bound must reach, or the audit is too weak
@@ -153,8 +162,9 @@ def measured_noise(
     know are left out.
 
     Returns:
-        block -> ``numbers``, ``ratio`` (measured over planned deviation) and ``small``: whether it
-        is below what chance allows, wrongly so with probability `ALPHA` over all blocks.
+        block -> ``numbers``, ``ratio`` (measured over planned deviation), ``least`` (what chance
+        allows it to be) and ``small``: whether it is below, wrongly so with probability `ALPHA`
+        over all blocks.
     """
     sums: dict[str, tuple[float, int]] = {}
     seen: set[tuple[Query, ...]] = set()
@@ -172,15 +182,37 @@ def measured_noise(
             at, replace(rnd, queries=tuple(unrated(q) for q in rnd.queries)), r, zeros
         )
         for q in rnd.queries:
-            scales = noise_scales(q, duty.sigma)
-            for name, x in blocks_of(q, noise).items():
-                if name in scales and min(scales[name]) > 0:
-                    square = (x / row_scale(q, scales[name], x.shape[-1])).square().sum()
-                    label = f"{q.name} {name}".strip()
-                    before = sums.get(label, (0.0, 0))
-                    sums[label] = before[0] + float(square), before[1] + x.numel()
+            for name, (square, n) in squares(q, duty.sigma, blocks_of(q, noise)).items():
+                before = sums.get(name, (0.0, 0))
+                sums[name] = before[0] + square, before[1] + n
     alpha = ALPHA / max(1, len(sums))
-    return {
-        k: {"numbers": n, "ratio": math.sqrt(s / n), "small": bool(s < stats.chi2.ppf(alpha, n))}
-        for k, (s, n) in sums.items()
-    }
+    out: dict[str, dict[str, float | int | bool]] = {}
+    for name, (s, n) in sums.items():
+        least = float(stats.chi2.ppf(alpha, n))
+        out[name] = {
+            "numbers": n,
+            "ratio": math.sqrt(s / n),
+            "least": math.sqrt(least / n),
+            "small": bool(s < least),
+        }
+    return out
+
+
+def squares(query: Query, sigma: float, noise: Tensors) -> dict[str, tuple[float, int]]:
+    """Sum the squares of a query's noise over its planned deviation, block by block.
+
+    Args:
+        query: what was asked.
+        sigma: the multiplier of the noise.
+        noise: block -> noise in grid units; blocks that carry none are left out.
+
+    Returns:
+        Name (view and block) -> sum of squares and how many numbers: χ² of as many degrees of
+        freedom where the noise is as planned.
+    """
+    scales, out = noise_scales(query, sigma), {}
+    for name, x in noise.items():
+        if name in scales and min(scales[name]) > 0:
+            square = (x / row_scale(query, scales[name], x.shape[-1])).square().sum()
+            out[f"{query.name} {name}".strip()] = float(square), x.numel()
+    return out

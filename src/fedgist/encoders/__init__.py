@@ -83,8 +83,9 @@ def load_encoder(spec: str, digest: str | None = None) -> Encoder:
 def encoder_info(spec: str) -> dict[str, Any]:
     """Return what is known of an encoder, ready for JSON.
 
-    For codec files with a manifest beside them (same stem, ``.json``) this includes the sources,
-    their licences, the explained variance and the PSNR in dB on held-out public images.
+    ``shipped`` tells whether it comes with FedGist (or is drawn from a seed) and not from somebody
+    else's file. For codec files with a manifest beside them (same stem, ``.json``) this includes
+    the sources, their licences, the explained variance and the PSNR in dB on held-out images.
     """
     encoder = load_encoder(spec)
     info: dict[str, Any] = {
@@ -95,6 +96,7 @@ def encoder_info(spec: str) -> dict[str, Any]:
         "decodes": encoder.decodes,
         "exact": encoder.exact,
         "track": encoder.track,
+        "shipped": spec in SHIPPED or spec.partition(":")[0] in {*MEASURED, "random-conv"},
         "digest": encoder.digest,
         "radius": {
             f"{q:.2f}": round(Whitening(encoder.public, 0.25).radius(q), 3)

@@ -130,8 +130,8 @@ class Encoder(ABC):
         decodes: whether `decode` works.
         exact: whether rows are independent of the batch by construction.
         step: images per call of `encode` when it is not exact.
-        track: which public data made it: ``no public data``, ``public images`` or
-            ``public ImageNet``.
+        track: which data made it: ``no public data``, ``public images``, ``public ImageNet``, or
+            ``private images``, which no claim covers and a site's policy refuses.
         digest: SHA-256 of the weights, hex.
         public: statistics of its codes on public images.
     """
@@ -142,7 +142,7 @@ class Encoder(ABC):
     public: PublicCodes
     size: ClassVar[int] = 64
     decodes: ClassVar[bool] = True
-    track: ClassVar[str] = "public images"
+    track: str = "public images"
     exact: ClassVar[bool] = False  # True: rows are independent of the batch by construction
     step: ClassVar[int] = BATCH
 

@@ -34,7 +34,7 @@ STATISTICS = "fedgist_public.safetensors"
 class DcAeCodec(Encoder):
     """A diffusers `AutoencoderDC`, in float32 and evaluation mode, frozen."""
 
-    track: ClassVar[str] = "public ImageNet"
+    track: str = "public ImageNet"
     step: ClassVar[int] = 25  # a client with few images should not pay for 250
 
     def __init__(self, net: Any, public: PublicCodes | None, name: str = KIND) -> None:

@@ -130,7 +130,7 @@ class _Lite0(nn.Module):
 class EfficientNetEncoder(Encoder):
     """Features of a frozen ImageNet network; it does not decode."""
 
-    track: ClassVar[str] = "public ImageNet"
+    track: str = "public ImageNet"
     decodes: ClassVar[bool] = False
     step: ClassVar[int] = 50  # as fast as 125 and 250, and little padding for a small client
 

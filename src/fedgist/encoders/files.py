@@ -53,6 +53,11 @@ class CodecFile:
     tensors: Tensors
     digest: str
 
+    @property
+    def track(self) -> str:
+        """Which data its maker says it was trained on; see `Encoder.track`."""
+        return str(self.meta.get("trained_on", "public images"))
+
 
 def read(path: Path) -> CodecFile:
     """Read a codec file; nothing in it is ever executed.

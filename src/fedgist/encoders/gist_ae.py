@@ -137,7 +137,6 @@ class GistNet(nn.Module):
 class GistCodec(Encoder):
     """A trained `GistNet`, in float32, frozen."""
 
-    track: ClassVar[str] = "public images"
     step: ClassVar[int] = 50
 
     def __init__(self, file: files.CodecFile, name: str = KIND) -> None:
@@ -146,7 +145,7 @@ class GistCodec(Encoder):
         Raises:
             EncoderError: its tensors do not fit its shape or are not finite.
         """
-        self.name, self.digest = name, file.digest
+        self.name, self.digest, self.track = name, file.digest, file.track
         shape = Shape.of(file.meta.get("shape", {}), name)
         with torch.device("meta"):
             net = GistNet(shape)

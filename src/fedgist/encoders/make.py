@@ -35,6 +35,7 @@ def make_codec(
     schedule: Schedule,
     log: Log,
     origin: Mapping[str, Any],
+    track: str = "public images",
 ) -> GistCodec:
     """Train a ``gist-ae`` codec, write it, and write what it reaches and where it came from.
 
@@ -46,6 +47,7 @@ def make_codec(
         schedule: how long and how.
         log: called every 50 steps with (images shown, running PSNR in dB).
         origin: command, sources and licences, for the manifest.
+        track: what the images are, stated in the file itself; see `Encoder.track`.
 
     Raises:
         DataError: the images have another shape, or are too few.
@@ -53,7 +55,7 @@ def make_codec(
     """
     shape, checkpoint = Shape(), out.with_suffix(".checkpoint")
     net = train_codec(train, schedule, checkpoint, log, shape)
-    codec = write_codec(net, shape, train[:MEASURED], out)
+    codec = write_codec(net, shape, train[:MEASURED], out, track)
     manifest = {
         "file": out.name,
         "sha256": codec.digest,
@@ -72,9 +74,16 @@ def make_codec(
 
 
 def train_own(
-    source: Path, out: Path, *, shown: int, held_out: float, seed: int, log: Log
+    source: Path,
+    out: Path,
+    *,
+    shown: int,
+    held_out: float,
+    seed: int,
+    log: Log,
+    private: bool = False,
 ) -> GistCodec:
-    """Train a codec on a user's own public images.
+    """Train a codec on a user's own images.
 
     Args:
         source: see `read_public`.
@@ -83,6 +92,8 @@ def train_own(
         held_out: share of the images that is measured and never trained on.
         seed: of the split and the training.
         log: see `make_codec`.
+        private: the images are not public. The codec says so wherever it goes: a claim does not
+            cover what it remembers of them, and a site's policy refuses it by default.
 
     Raises:
         ConfigError: an option is out of range.
@@ -102,22 +113,29 @@ def train_own(
         f"--held-out {held_out} --seed {seed}",
         "images": {"sources": [{"folder": str(source), "images": len(images)}]},
     }
-    return make_codec(train, {"held_out": held}, out, schedule, log, origin)
+    track = "private images" if private else "public images"
+    return make_codec(train, {"held_out": held}, out, schedule, log, origin, track)
 
 
-def write_codec(net: GistNet, shape: Shape, images: Pixels, path: Path) -> GistCodec:
+def write_codec(
+    net: GistNet, shape: Shape, images: Pixels, path: Path, track: str = "public images"
+) -> GistCodec:
     """Write float16 weights and the public statistics of their own codes; read them back.
 
     Args:
         net: from `train_codec`.
         shape: its architecture.
-        images: public uint8 ``[n, 3, 64, 64]`` whose codes are measured.
+        images: uint8 ``[n, 3, 64, 64]`` whose codes are measured.
         path: the codec file.
+        track: what the images are; see `Encoder.track`.
     """
+    meta: dict[str, Any] = {"shape": shape.meta()}
+    if track != "public images":
+        meta["trained_on"] = track
     weights = {k: v.to(torch.float16) for k, v in net.state_dict().items()}
-    draft = files.write(path, KIND, weights, blank(shape.dim), shape=shape.meta())
+    draft = files.write(path, KIND, weights, blank(shape.dim), **meta)
     public = measure_public(GistCodec(draft), torch.from_numpy(np.array(images)))
-    return GistCodec(files.write(path, KIND, weights, public, shape=shape.meta()))
+    return GistCodec(files.write(path, KIND, weights, public, **meta))
 
 
 def psnr(codec: Encoder, images: Pixels) -> float:

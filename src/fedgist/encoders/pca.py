@@ -36,7 +36,7 @@ class PcaCodec(Encoder):
         Raises:
             EncoderError: its tensors do not fit, or are too large for exact arithmetic.
         """
-        self.name, self.digest = name, file.digest
+        self.name, self.digest, self.track = name, file.digest, file.track
         pixels = 3 * self.size**2
         w, mean, bits = (
             file.tensors.get("weights"),

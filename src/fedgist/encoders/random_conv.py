@@ -49,7 +49,7 @@ class RandomConv(Encoder):
 
     size: ClassVar[int] = 32
     decodes: ClassVar[bool] = False
-    track: ClassVar[str] = "no public data"
+    track: str = "no public data"
     step: ClassVar[int] = 50  # images whose feature maps stay in the cache of one core
 
     def __init__(

@@ -39,6 +39,7 @@ __all__ = [
     "is_whole",
     "read_letter",
     "sender_key",
+    "task_of",
     "write_letter",
 ]
 
@@ -187,6 +188,18 @@ def read_letter(
     if header["bytes"] != len(body) or header["sha256"] != hashlib.sha256(body).hexdigest():
         raise ProtocolError(f"{what} must have the body that was signed. Got another")
     return Letter(sender, header, body, hashlib.sha256(data).hexdigest())
+
+
+def task_of(data: bytes) -> str:
+    """Return the hash of the task that a letter says it is of; nothing is checked yet.
+
+    Raises:
+        ProtocolError: it is not framed as a letter.
+    """
+    try:
+        return str(json.loads(_cut(data)[2])["task"])
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise ProtocolError("a letter's header must name its task. Got none") from e
 
 
 def sender_key(data: bytes) -> bytes:

@@ -8,14 +8,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import torch
 
+from fedgist.agreement import Agreement
 from fedgist.privacy.identity import Identity, Public
 from fedgist.types import Images
 
-__all__ = ["Pending", "Receipt", "WithheldImages", "data_hash", "image_hashes", "utc_now"]
+__all__ = [
+    "Desk",
+    "Pending",
+    "Receipt",
+    "Verdict",
+    "WithheldImages",
+    "data_hash",
+    "image_hashes",
+    "round_of",
+    "said_of",
+    "utc_now",
+]
+
+Verdict = Literal["send", "refuse"]
 
 PENDING, DECISION, SENT = b"pending gist", b"decision on a gist", b"gist sent after a decision"
 
@@ -125,7 +140,8 @@ class Receipt:
     Attributes:
         said: ``task`` (hash), ``name``, ``step``, ``round`` (from 1), ``site``, ``gist`` (SHA-256),
             ``decision`` (send or refuse), ``classes`` and ``images`` (withheld, here and before),
-            ``claim`` (its line), ``time`` (UTC).
+            ``claim`` (its line), ``time`` (UTC) and, with a refusal, maybe ``asked_epsilon``: the
+            ε at which the site would take part.
         sent: what was then made ready to leave: ``gist`` (SHA-256, another one where something was
             withheld), ``bytes``, ``time``; None before that.
     """
@@ -137,6 +153,13 @@ class Receipt:
     def withheld(self) -> WithheldImages:
         """What the decision keeps out, of this and every later round."""
         return _withheld(self.said)
+
+    def same(self, said: Mapping[str, Any]) -> bool:
+        """Tell whether another decision says the same, but for when."""
+        times = ("time",)
+        return {k: v for k, v in self.said.items() if k not in times} == {
+            k: v for k, v in said.items() if k not in times
+        }
 
     def dump(self, identity: Identity) -> bytes:
         """Return the file, JSON for people and programs."""
@@ -162,6 +185,73 @@ class Receipt:
             if not public.verify(bytes.fromhex(out["sent_signature"]), whole, SENT):
                 raise ValueError("another signature of what was sent")
         return Receipt(said, sent)
+
+
+class Desk(Protocol):
+    """Where a gist lies while somebody looks at it, and where the decision about it is put."""
+
+    @property
+    def public(self) -> Public:
+        """The site whose gist it is."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+
+    def waiting(self) -> Pending | None:
+        """Return the gist, if there is one."""
+
+    def receipt(self, step: str) -> Receipt | None:
+        """Return the decision under a step."""
+
+    def receipts(self) -> list[Receipt]:
+        """Return every decision."""
+
+    def place(self, step: str) -> Path:
+        """Return where the decision under a step lies."""
+
+    def decide(
+        self,
+        identity: Identity,
+        step: str,
+        gist: str,
+        verdict: Verdict,
+        withheld: WithheldImages | None = None,
+        asked: float | None = None,
+    ) -> Receipt:
+        """Write down a decision."""
+
+
+def said_of(
+    agreement: Agreement,
+    public: Public,
+    step: str,
+    gist: str,
+    verdict: Verdict,
+    out: WithheldImages,
+    asked: float | None = None,
+) -> dict[str, Any]:
+    """Return what a receipt says; see `Receipt`."""
+    said = {
+        "task": agreement.digest,
+        "name": agreement.task.name,
+        "step": step,
+        "round": round_of(step) + 1,
+        "site": public.name,
+        "gist": gist,
+        "decision": verdict,
+        "classes": list(out.classes),
+        "images": list(out.images),
+        "claim": agreement.plan.claim.line(),
+        "time": utc_now(),
+    }
+    return said if asked is None else said | {"asked_epsilon": asked}
+
+
+def round_of(step: str) -> int:
+    """Return the number of a step's round, from 0; -1 where it names none."""
+    number = step.partition(".")[0]
+    return int(number) if number.isdecimal() else -1
 
 
 def image_hashes(images: Images) -> list[str]:

@@ -20,20 +20,28 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import final
 
 from safetensors.torch import load, save
 
 from fedgist.agreement import Agreement
 from fedgist.errors import Awaiting, ProtocolError, Withheld
-from fedgist.exchange.receipt import Pending, Receipt, WithheldImages, data_hash, utc_now
+from fedgist.exchange.receipt import (
+    Pending,
+    Receipt,
+    Verdict,
+    WithheldImages,
+    data_hash,
+    round_of,
+    said_of,
+    utc_now,
+)
 from fedgist.exchange.store import lock_folder, write_durably
 from fedgist.privacy.identity import Identity, Public
 from fedgist.types import Images, Tensors
 
-__all__ = ["Agreed", "Maker", "Review", "Verdict", "round_of"]
+__all__ = ["Agreed", "Maker", "Review"]
 
-Verdict = Literal["send", "refuse"]
 FOLDER = "review"
 PATIENCE = 5.0  # seconds that a site waits while a decision is being written
 
@@ -280,6 +288,7 @@ class Review:
         gist: str,
         verdict: Verdict,
         withheld: WithheldImages | None = None,
+        asked: float | None = None,
     ) -> Receipt:
         """Write down a decision; until the gist is sent, it takes the place of an earlier one.
 
@@ -289,6 +298,7 @@ class Review:
             gist: SHA-256 of the gist that was looked at.
             verdict: send (without what is withheld) or refuse.
             withheld: what to leave out, in this and every later round.
+            asked: with a refusal, the ε at which the site would take part; for people to read.
 
         Raises:
             ProtocolError: the gist was sent already and another decision was taken then; or it is
@@ -300,7 +310,8 @@ class Review:
             before = pending.withheld if pending else self.withheld(round_of(step))
             out = before | (withheld or WithheldImages())
             old = self.receipt(step)
-            if old and _same(old, gist, verdict, out):
+            said = said_of(self.agreement, self.public, step, gist, verdict, out, asked)
+            if old and old.same(said):
                 return old
             if self.answered(step):
                 raise ProtocolError(
@@ -312,7 +323,7 @@ class Review:
                     f"a decision must be about the gist that waits. Got one about {gist[:12]}: "
                     "look at it again, then decide"
                 )
-            receipt = Receipt(self._said(pending, verdict, out))
+            receipt = Receipt(said)
             write_durably(self.place(step), receipt.dump(identity))
             return receipt
 
@@ -337,31 +348,6 @@ class Review:
 
     def _pending(self, step: str) -> Path:
         return self.folder / f"{step}.pending"
-
-    def _said(self, pending: Pending, verdict: Verdict, out: WithheldImages) -> dict[str, Any]:
-        return {
-            "task": pending.task,
-            "name": self.agreement.task.name,
-            "step": pending.step,
-            "round": round_of(pending.step) + 1,
-            "site": self.public.name,
-            "gist": pending.digest,
-            "decision": verdict,
-            "classes": list(out.classes),
-            "images": list(out.images),
-            "claim": self.agreement.plan.claim.line(),
-            "time": utc_now(),
-        }
-
-
-def round_of(step: str) -> int:
-    """Return the number of a step's round, from 0; -1 where it names none."""
-    number = step.partition(".")[0]
-    return int(number) if number.isdecimal() else -1
-
-
-def _same(old: Receipt, gist: str, verdict: Verdict, out: WithheldImages) -> bool:
-    return (old.said["gist"], old.said["decision"], old.withheld) == (gist, verdict, out)
 
 
 def _saved(tensors: Tensors) -> bytes:

@@ -75,6 +75,12 @@ class Builder:
                     classifiers[head] = self._closed(head)
         return Outcome(synthetic, classifiers, self._described())
 
+    def pictures(self, per_class: int, rng: torch.Generator) -> Images:
+        """Return ``per_class`` decoded images of every class that the release shows."""
+        m = self._moments["codes"]
+        codes, labels = sample_codes(m, self._wide, m.present.to(torch.int64) * per_class, rng)
+        return decode(codes, labels, self._method.space, self._task)
+
     def _closed(self, head: str) -> Classifier:
         method, priors = self._method, self._method.prior == "counts"
         if head == "qda":

@@ -40,7 +40,7 @@ from fedgist.methods._fedkt_heads import Builder
 from fedgist.privacy.client import Client
 from fedgist.queries import MomentsQuery, Query, SumQuery
 from fedgist.train import Recipe
-from fedgist.types import Merged, Outcome, Round, State, Task, Tensors
+from fedgist.types import Images, Merged, Outcome, Round, State, Task, Tensors
 
 __all__ = ["FedKTCSD"]
 
@@ -233,6 +233,14 @@ class FedKTCSD(Method):
         """Build the closed-form heads from sums without noise, for comparison."""
         closed = tuple(h for h in self.heads if h not in ("decode", "match"))
         return self._builder(task, exact).outcome(closed, rng) if closed else None
+
+    def pictures(
+        self, task: Task, merged: Merged, per_class: int, rng: torch.Generator
+    ) -> Images | None:
+        """Sample the Gaussian of each class and decode; None when no codes of a codec are sent."""
+        if "codes" not in self.views or not self.space.encoder.decodes:
+            return None
+        return self._builder(task, merged).pictures(per_class, rng)
 
     def _builder(self, task: Task, merged: Merged) -> Builder:
         return Builder(self, task, merged, self._queries(task))

@@ -321,7 +321,11 @@ def epsilon_event(event: Any, delta: float, accountant: Literal["rdp", "pld"] = 
 
 
 def odds(epsilon: float) -> str:
-    """Say in plain words what ε allows, as odds (outside an event of probability δ)."""
+    """Say in plain words what ε allows, as odds.
+
+    They hold for pure ε-DP. Under (ε, δ) a rare event goes beyond them: for one Gaussian release
+    with a probability that is a small multiple of δ (`docs/privacy.md`).
+    """
     if math.isinf(epsilon):
         return "no bound: whoever sees the release may learn everything about a record"
     if epsilon < math.log(1000):

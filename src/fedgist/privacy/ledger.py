@@ -124,6 +124,35 @@ class Ledger:
                 for release in releases:
                     self._add(con, release, found[release.form], None)
 
+    def preview(self, releases: Sequence[Release], images: Images) -> dict[str, Any]:
+        """Say what ``releases`` of these images cost, whether or not they are recorded already.
+
+        Nothing is recorded and no cap is enforced.
+
+        Returns:
+            ``cap`` (``epsilon``, ``delta``); ``before`` and ``after``: the worst total ε at the
+            cap's δ of any of these images without and with the releases; ``releases``: how many
+            others cover them; ``recorded``: whether all of them stand in the ledger.
+        """
+        with self._open() as con:
+            salt, form = self._salt(con), releases[0].form
+            hashes = hashes_of(images, salt, form)
+            with self._writing(con, keep=False):
+                rows = [self._insert(con, r, hashes, None) for r in releases]
+                book, set_id = Book.read(con), rows[0][0]
+        own = {i for _, sets in book.cells if set_id in sets for i in sets}
+        others = sum(len(book.made.get(i, ())) for i in own) - len(releases)
+        after = book.worst(set_id)
+        for r in releases:
+            book = book.swapped(r, replace(r, rho=dict.fromkeys(r.rho, 0.0), curve={}))
+        return {
+            "cap": {"epsilon": book.epsilon, "delta": book.delta},
+            "before": book.worst(set_id),
+            "after": after,
+            "releases": others,
+            "recorded": not any(added for _, added in rows),
+        }
+
     def cap(self, epsilon: float, delta: float = DELTA) -> None:
         """Set the ε at ``delta`` that no record's total may pass from now on; inf for no limit.
 
@@ -193,6 +222,15 @@ class Ledger:
         self, con: sqlite3.Connection, release: Release, hashes: list[bytes], by: str | None
     ) -> bool:
         """Add a release within a transaction, unless it is there or passes the cap."""
+        set_id, added = self._insert(con, release, hashes, by)
+        if added:
+            self._enforce(Book.read(con), release, set_id)
+        return added
+
+    def _insert(
+        self, con: sqlite3.Connection, release: Release, hashes: list[bytes], by: str | None
+    ) -> tuple[int, bool]:
+        """Add a release unless it is there; return its data set and whether it was added."""
         facts = {k: v for k, v in asdict(release).items() if k != "curve"}
         body = json.dumps(facts, sort_keys=True)
         data = digest_of(hashes, release.form)
@@ -214,15 +252,14 @@ class Ledger:
                     "these images. Got a ledger that has it from another folder: go on in the "
                     "folder that it was answered from, or agree on a new task"
                 )
-            return False
+            return set_id, False
         now = datetime.now(UTC).isoformat(timespec="seconds")
         added = con.execute(
             "INSERT INTO releases (task, round, set_id, time, body, by) VALUES (?, ?, ?, ?, ?, ?)",
             (*key, now, body, by or ""),
         )
         keep_curve(con, added.lastrowid or 0, release.curve)
-        self._enforce(Book.read(con), release, set_id)
-        return True
+        return set_id, True
 
     def _enforce(self, book: Book, new: Release, set_id: int) -> None:
         """Refuse if a record of the data set has spent more than the cap, with the new release."""

@@ -1,6 +1,7 @@
-"""What a gist that waits would tell: what leaves, how alike it is to the images, what can be done.
+"""What a gist tells before it is sent: what leaves, what stands behind it, what can be done.
 
-Read by the person who answers for the data, on the site's own machine. Nothing here leaves.
+The gist waits under review (`exchange.review`) or lies in a file (`exchange.handed`). Read by the
+person who answers for the data, on the site's own machine. Nothing here leaves.
 """
 
 from __future__ import annotations
@@ -15,15 +16,37 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedgist.agreement import Agreement
-from fedgist.audit.similarity import Distance, Perceptual, psnr, ssim
-from fedgist.compress import enlarge
-from fedgist.errors import ConfigError, DataError, ProtocolError, did_you_mean
-from fedgist.exchange.receipt import Pending, Receipt, WithheldImages, data_hash, image_hashes
-from fedgist.exchange.review import Review, Verdict, round_of
+from fedgist.audit.similarity import Distance, Perceptual
+from fedgist.errors import ConfigError, DataError, PrivacyError, ProtocolError, did_you_mean
+from fedgist.exchange.handed import Handed
+from fedgist.exchange.receipt import (
+    Desk,
+    Pending,
+    Receipt,
+    Verdict,
+    WithheldImages,
+    data_hash,
+    image_hashes,
+    round_of,
+)
 from fedgist.method import Exposing
+from fedgist.policy import Policy
 from fedgist.privacy.identity import Identity
+from fedgist.privacy.ledger import Ledger
+from fedgist.report.examine import (
+    FIXED,
+    Examined,
+    asked_of,
+    evidence_of,
+    ledger_of,
+    origins_of,
+    pictures_of,
+    rules_of,
+)
+from fedgist.report.pairs import Pairs
+from fedgist.report.record import versions
 from fedgist.run import derive
-from fedgist.types import BATCH, Images, Round, Tensors
+from fedgist.types import Images, Round, Tensors
 
 __all__ = ["Inspection", "Subject", "names_of"]
 
@@ -40,11 +63,13 @@ class Inspection:
         gist: the tensors that wait, as they would be sent; empty when nothing waits.
         rows: int64 ``[n]``, which of the site's images each row of an upload was made of, from 0;
             None where the gist has no row for each image or they cannot be told.
+        decoded: images made from the site's own sums as they would leave, or None.
     """
 
     record: dict[str, Any]
     gist: Tensors
     rows: Tensor | None
+    decoded: Images | None = None
 
 
 @dataclass(frozen=True)
@@ -53,21 +78,26 @@ class Subject:
 
     Attributes:
         agreement: the site's own copy of the task.
-        identity: its keys.
+        identity: its keys; None where nothing is to be decided.
         review: what waits and what was decided.
-        images: the site's own, all of them; the number of an image is its place here, from 1.
+        images: the site's own, all of them; the number of an image is its place here, from 1. None
+            where they are not at hand: a gist file can be looked at without them.
         names: of their files, where they have any; else empty.
         left: what the plan says of every block (`fedgist.setup.blocks`).
         command: that shows this, for the page.
+        policy: what the site allows; None for the careful defaults.
+        ledger: what its data have spent; None where it is not to be read.
     """
 
     agreement: Agreement
-    identity: Identity
-    review: Review
-    images: Images
+    identity: Identity | None
+    review: Desk
+    images: Images | None
     names: Sequence[str]
     left: Sequence[dict[str, Any]]
     command: str
+    policy: Policy | None = None
+    ledger: Ledger | None = None
 
     def decide(
         self,
@@ -75,6 +105,7 @@ class Subject:
         classes: Sequence[str] = (),
         numbers: Sequence[int] = (),
         gist: str = "",
+        asked: float | None = None,
     ) -> Receipt:
         """Decide about what waits, or about what was sent last (where no other decision counts).
 
@@ -83,12 +114,17 @@ class Subject:
             classes: names of classes to withhold.
             numbers: of images to withhold.
             gist: the first digits of the SHA-256 of the gist that was looked at; empty for any.
+            asked: with a refusal, the ε at which the site would take part.
 
         Raises:
             ConfigError: no such class or image; all images would be withheld.
             DataError: the images are not those that the gist was made of.
+            PrivacyError: it is to be sent, and breaks a rule: one of the policy, where one was
+                named, else one of those that no policy switches off.
             ProtocolError: nothing waits, another gist does, or it was sent.
         """
+        if self.identity is None:
+            raise ConfigError("a decision must be signed. Got no --key: name this site's NAME.key")
         waiting = self._waiting()
         done = self.review.receipts()
         if waiting is None and not done:
@@ -103,9 +139,10 @@ class Subject:
                 f"a decision must be about the gist that waits, {digest[:12]}. Got one about "
                 f"{gist[:12]}: look at it again, then decide"
             )
-        return self.review.decide(
-            self.identity, step, digest, verdict, self._named(classes, numbers)
-        )
+        withheld = self._named(classes, numbers) if classes or numbers else None
+        if verdict == "send" and waiting is not None:
+            self._refuse_broken(waiting)
+        return self.review.decide(self.identity, step, digest, verdict, withheld, asked)
 
     def inspect(self, distance: Distance | None = None) -> Inspection:
         """Look at what waits.
@@ -118,7 +155,9 @@ class Subject:
             ``decisions`` (a list of receipts) and ``waiting``: None, or a dictionary with ``step``,
             ``round``, ``rounds``, ``made``, ``gist``, ``bytes``, ``kind`` (``uploads``,
             ``pictures`` or ``numbers``), ``raw``, ``secure``, ``pieces``, ``held``, ``used``,
-            ``withheld``, ``decision``, and for uploads ``distance``, ``classes`` and ``closest``.
+            ``withheld``, ``decision``; for uploads ``distance``, ``classes`` and ``closest``; and
+            ``rules`` (each with ``rule``, ``limit``, ``got``, ``kept``), ``asked``
+            (`examine.asked_of`), ``encoders``, ``ledger``, ``evidence`` and ``versions``.
 
         Raises:
             DataError: the images are not those that the gist was made of.
@@ -128,36 +167,74 @@ class Subject:
         record: dict[str, Any] = {
             "task": a.task.name,
             "hash": a.digest,
-            "site": self.identity.name,
+            "site": self.review.public.name,
             "method": str(a.method["name"]),
             "claim": a.plan.claim.record(),
             "deadline": a.model_dump(mode="json")["exchange"]["deadline"],
             "patience": a.exchange.patience,
+            "sites": len(a.sites),
+            "missing": a.privacy.missing,
             "command": self.command,
+            "policy": self.policy is not None,
             "decisions": [_shown(r) for r in self.review.receipts()],
             "waiting": None,
         }
         if waiting is None:
             return Inspection(record, {}, None)
-        gist: Tensors = load(waiting.gist)
-        rnd = a.plan.rounds[round_of(waiting.step)]
-        left = waiting.withheld.left(self.images)
-        found = self._facts(waiting, rnd, gist) | {
-            "held": len(self.images),
-            "used": len(left),
+        seen = self._examined(waiting)
+        gist = seen.gist
+        found = self._facts(waiting, seen.round, gist) | {
+            "file": str(self.review.path) if isinstance(self.review, Handed) else None,
+            "held": None if self.images is None else len(self.images),
+            "used": None if seen.used is None else len(seen.used),
             "withheld": {
                 "classes": list(waiting.withheld.classes),
                 "images": len(waiting.withheld.images),
             },
         }
+        found |= self._behind(seen)
         rows = self._rows(waiting, gist) if found["kind"] == "uploads" else None
         if rows is not None:
             found |= self._alike(gist["pixels"], rows, distance or Perceptual())
-        return Inspection(record | {"waiting": found}, gist, rows)
+        return Inspection(record | {"waiting": found}, gist, rows, pictures_of(seen))
+
+    def _refuse_broken(self, waiting: Pending) -> None:
+        rules = self._behind(self._examined(waiting))["rules"]
+        for rule in rules:
+            if not rule["kept"] and (self.policy is not None or rule["rule"] in FIXED):
+                raise PrivacyError(
+                    f"a gist must keep this site's rules to be sent. Got '{rule['rule']}': "
+                    f"{rule['got']}, allowed: {rule['limit']}"
+                )
+
+    def _examined(self, waiting: Pending) -> Examined:
+        a, public = self.agreement, self.review.public
+        left = None if self.images is None else waiting.withheld.left(self.images)
+        r, gist = round_of(waiting.step), load(waiting.gist)
+        return Examined(a, r, gist, a.place(public), public.name, self.images, left)
+
+    def _behind(self, seen: Examined) -> dict[str, Any]:
+        """Return what stands behind the gist: see `examine`."""
+        rounds = range(len(self.agreement.plan.rounds))
+        ledger = ledger_of(seen, self.ledger, rounds if seen.r == 0 else [seen.r])
+        evidence = evidence_of(seen)
+        stated = self.review.broken if isinstance(self.review, Handed) else ()
+        policy = self.policy or Policy()
+        rules = rules_of(seen, policy, stated, ledger, evidence["noise"])
+        return {
+            "rules": [rule.record() for rule in rules],
+            "asked": asked_of(seen.round),
+            "encoders": origins_of(self.agreement),
+            "ledger": ledger,
+            "evidence": evidence,
+            "versions": versions(),
+        }
 
     def _waiting(self) -> Pending | None:
         waiting = self.review.waiting()
-        if waiting is not None and waiting.data != data_hash(self.images):
+        if waiting is None or self.images is None or not waiting.data:
+            return waiting
+        if waiting.data != data_hash(self.images):
             raise DataError(
                 "--data must be the images that the waiting gist was made of, in the same order. "
                 f"Got {len(self.images)} others: name the same data as `fedgist join` does, or let "
@@ -166,6 +243,8 @@ class Subject:
         return waiting
 
     def _named(self, classes: Sequence[str], numbers: Sequence[int]) -> WithheldImages:
+        if self.images is None:
+            raise ConfigError("what to withhold must be named with --data. Got no images")
         known = self.images.classes
         for name in classes:
             if name not in known:
@@ -208,10 +287,12 @@ class Subject:
     def _rows(self, waiting: Pending, gist: Tensors) -> Tensor | None:
         """Return which image each row was made of: the guard's choice, then the method's."""
         a, images = self.agreement, self.images
+        if images is None:
+            return None
         n = len(images)
         every = torch.arange(n).to(torch.float32).reshape(n, 1, 1, 1)  # exact below 2^24
         marked = replace(images, pixels=every).take(waiting.withheld.kept(images))
-        place = a.place(self.identity.public)
+        place = a.place(self.review.public)
         marked, _ = a.privacy.contribution.keep(marked, derive(a.seed, "keep", place))
         used = marked.pixels.flatten().to(torch.int64)
         sent = replace(images.take(used), groups=used)
@@ -222,11 +303,12 @@ class Subject:
 
     def _alike(self, pixels: Tensor, rows: Tensor, distance: Distance) -> dict[str, Any]:
         """Compare every upload with its image; say which are most alike."""
-        pairs = _Pairs(self.images, pixels, rows)
-        labels, classes = self.images.labels[rows], []
-        for c, name in enumerate(self.images.classes):
+        images = self._own
+        pairs = Pairs(images, pixels, rows)
+        labels, classes = images.labels[rows], []
+        for c, name in enumerate(images.classes):
             mine = (labels == c).nonzero().flatten()
-            held = int((self.images.labels == c).sum())
+            held = int((images.labels == c).sum())
             row: dict[str, Any] = {"name": name, "held": held, "sent": len(mine)}
             row |= {"ssim": None, "worst": None, "first": []}
             if len(mine):
@@ -243,7 +325,7 @@ class Subject:
             "closest": self._described(pairs, order, distance),
         }
 
-    def _described(self, pairs: _Pairs, which: Tensor, distance: Distance) -> list[dict[str, Any]]:
+    def _described(self, pairs: Pairs, which: Tensor, distance: Distance) -> list[dict[str, Any]]:
         with torch.no_grad():
             far = distance(*pairs.take(which)).tolist() if len(which) else []
         out = []
@@ -255,33 +337,20 @@ class Subject:
         return out
 
     def _class(self, at: int) -> str:
-        return self.images.classes[int(self.images.labels[at])]
+        return self._own.classes[int(self._own.labels[at])]
 
-
-class _Pairs:
-    """Images beside their uploads, enlarged: PSNR and SSIM of all, pixels of some."""
-
-    def __init__(self, images: Images, pixels: Tensor, rows: Tensor) -> None:
-        self.rows, self._originals, self._pixels = rows, images, pixels
-        parts = [self.take(i) for i in torch.split(torch.arange(len(rows)), BATCH)]
-        with torch.no_grad():
-            self.psnr = torch.cat([psnr(a, b) for a, b in parts if len(a)] or [torch.empty(0)])
-            self.ssim = torch.cat([ssim(a, b) for a, b in parts if len(a)] or [torch.empty(0)])
-
-    def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """Return float32 ``[b, c, h, w]`` in [0, 1]: images, and their uploads enlarged."""
-        real = self._originals.floats(self.rows[which])
-        return real, enlarge(_floats(self._pixels[which]), real.shape[-1])
+    @property
+    def _own(self) -> Images:
+        """The site's images, where they must be there."""
+        if self.images is None:
+            raise ConfigError("--data must name this site's images. Got none")
+        return self.images
 
 
 def names_of(records: Any) -> list[str]:
     """Return the names of files, where records are files; else nothing."""
     names = [getattr(p, "name", None) for p in records] if isinstance(records, Sequence) else []
     return [str(n) for n in names] if all(names) else []
-
-
-def _floats(x: Tensor) -> Tensor:
-    return x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x.to(torch.float32)
 
 
 def _shown(receipt: Receipt) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""inspect.html: one gist that waits, for the person who answers for the data.
+"""inspect.html: one gist before it is sent, for the person who answers for the data.
 
-Real images are on it: it is written for its owner's eyes only (mode 600) and loads nothing.
+Real images are on it: it is written for its owner's eyes only (mode 600) and loads nothing. The
+record lies beside it as inspect.json.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from torch import Tensor
 from fedgist.compress import as_uint8, enlarge
 from fedgist.errors import ConfigError
 from fedgist.exchange.store import write_durably
-from fedgist.report import words
+from fedgist.report import inspect_words, words
+from fedgist.report.examine import first_of
 from fedgist.report.figures import _tile, _uri
 from fedgist.report.inspect import Inspection, Subject
+from fedgist.report.layout import moment, template
 from fedgist.report.numbers import amount, size
-from fedgist.report.page import _moment, _template
+from fedgist.report.record import to_json
 
 __all__ = ["render_inspection", "write_inspection"]
 
 SHOWN = 112  # pixels: how wide an image is drawn
+LITTLE = 56  # the same, in a row of several
 PAGE_BYTES = 6_000_000  # of pixels on the page, before compression
 MOST_CLASSES = 100
 LOOK = 60  # synthetic pictures that are shown
@@ -44,7 +48,10 @@ MASKED = (
 
 
 def write_inspection(subject: Subject, found: Inspection, folder: Path) -> Path:
-    """Write the page into ``folder`` (made, mode 700, if it is not there) and return its path.
+    """Write page and record into ``folder`` (made, mode 700, if it is not there).
+
+    Returns:
+        The page: ``inspect.html``, or ``GIST.inspect.html`` for a gist file.
 
     Raises:
         ConfigError: the folder cannot be made or written.
@@ -54,7 +61,10 @@ def write_inspection(subject: Subject, found: Inspection, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as e:
         raise ConfigError(f"--out must be a folder. Got '{folder}': {e.strerror or e}") from e
-    path = folder / "inspect.html"
+    file = found.record["waiting"]["file"]
+    name = "inspect" if file is None else f"{Path(file).name}.inspect"
+    path = folder / f"{name}.html"
+    write_durably(folder / f"{name}.json", (to_json(found.record) + "\n").encode())
     write_durably(path, render_inspection(subject, found).encode("utf-8", "replace"))
     return path
 
@@ -62,14 +72,24 @@ def write_inspection(subject: Subject, found: Inspection, folder: Path) -> Path:
 def render_inspection(subject: Subject, found: Inspection) -> str:
     """Return the page as HTML; ``found`` must have something that waits."""
     record, w = found.record, found.record["waiting"]
-    page = _template().environment.get_template("inspect.html.j2")
-    classes = (w.get("classes") or [])[:MOST_CLASSES]
+    claim, classes = record["claim"], (w.get("classes") or [])[:MOST_CLASSES]
     figures = _figures(subject, found, classes)
-    return page.render(
+    rules = inspect_words.rule_rows(w["rules"])
+    return template("inspect.html.j2").render(
         r=record,
         w=w,
-        claim=record["claim"],
-        made=_moment(w["made"]),
+        claim=claim,
+        made=moment(w["made"]),
+        decided=moment(w["decision"]["time"]) if w["decision"] else "",
+        rules=rules,
+        broken=[rule for rule in rules if not rule["kept"]],
+        path=inspect_words.path(record, w),
+        spent=inspect_words.spent(w["ledger"]),
+        evidence=inspect_words.evidence_lines(w["evidence"], claim),
+        unprotected=words.uncovered(claim),
+        adjacency=words.ADJACENCY,
+        laws=words.LAWS,
+        decoded=_decoded(subject, found),
         lead=lead(record),
         alike=alike(record),
         who=MASKED if w["secure"] else ALONE,
@@ -78,11 +98,11 @@ def render_inspection(subject: Subject, found: Inspection) -> str:
         classes=classes,
         fold=OPEN_CLASSES,
         figures=figures,
-        width=_width(subject.images.pixels.shape[-1]),
+        width=_width(subject.agreement.task.size),
         pictures=_pictures(found) if w["kind"] == "pictures" else [],
         uploads=_pictures(found) if w["kind"] == "uploads" and found.rows is None else [],
         withheld=_withheld(w["withheld"]),
-        example=_example(w, subject.images.classes[0]),
+        example=_example(w, subject.agreement.task.classes[0]),
     )
 
 
@@ -177,9 +197,10 @@ def _figures(
     subject: Subject, found: Inspection, classes: Sequence[Mapping[str, Any]]
 ) -> dict[int, tuple[str, str]]:
     """Return row -> (image, upload enlarged) as ``data:`` addresses, as many as the page takes."""
-    if found.rows is None:
+    images = subject.images
+    if found.rows is None or images is None:
         return {}
-    images, pixels = subject.images, found.gist["pixels"]
+    pixels = found.gist["pixels"]
     side = images.pixels.shape[-1]
     cost = 2 * min(side, SHOWN) ** 2 * images.pixels.shape[1]
     room = PAGE_BYTES // (cost * max(1, len(classes)))
@@ -193,6 +214,22 @@ def _figures(
         small = _unit(pixels[i : i + 1])
         out[i] = (_uri(_tile(real, SHOWN)), _uri(_tile(_enlarged(small, side), SHOWN)))
     return out
+
+
+def _decoded(subject: Subject, found: Inspection) -> list[dict[str, Any]]:
+    """Return for each class real images and images decoded from what leaves, as addresses."""
+    made = found.decoded
+    if made is None:
+        return []
+    real, mine = subject.images, first_of(made)
+    first = {} if real is None else first_of(real)
+    rows = []
+    for c, name in enumerate(made.classes[:MOST_CLASSES]):
+        own = [] if real is None else [_uri(_tile(x, LITTLE)) for x in real.pixels[first[c]]]
+        held = None if real is None else int((real.labels == c).sum())
+        made_of = [_uri(_tile(x, LITTLE)) for x in made.pixels[mine[c]]]
+        rows.append({"name": name, "held": held, "real": own, "made": made_of})
+    return rows
 
 
 def _pictures(found: Inspection) -> list[str]:
