@@ -1,22 +1,25 @@
 """The audit of a finished simulation: its claims turned into evidence, each adversary named.
 
 Read from the folder of a run: ``run.toml`` (the run is rebuilt from it), ``report.json`` (whose
-claim is audited), classifiers and synthetic images. Written: ``audit.json``.
+claim is audited), classifiers and synthetic images. Written: ``audit.json``, and ``audit.html`` for
+people.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedgist.audit.limits import Limit, limit_of
 from fedgist.audit.mechanism import Verdict, audit_sums, measured_noise, trials_for
-from fedgist.audit.membership import Risk, claimed
 from fedgist.audit.sampled import audit_sampled
 from fedgist.audit.threshold import loss_threshold
 from fedgist.config import load
@@ -29,9 +32,10 @@ from fedgist.privacy.accounting import is_sampled, sigma_gaussian
 from fedgist.privacy.claim import Claim
 from fedgist.progress import Progress
 from fedgist.queries import MomentsQuery
+from fedgist.report.audit_page import write_audit_page
 from fedgist.report.export import classifier_extra, load_classifier
 from fedgist.report.folder import Clock
-from fedgist.report.record import read_json, write_json
+from fedgist.report.record import read_json, versions, write_json
 from fedgist.run import derive, drive, generator
 from fedgist.setup import Prepared, Sites, open_exchange, open_sites, prepare_run, test_images
 from fedgist.shadowing import attack_row, shadow_rows
@@ -52,7 +56,7 @@ def audit_folder(
     heads: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Audit a folder that `fedgist.experiment.execute` wrote; write ``audit.json`` into it.
+    """Audit a folder that `fedgist.experiment.execute` wrote; write what is found into it.
 
     Args:
         folder: the run's.
@@ -65,15 +69,17 @@ def audit_folder(
 
     Returns:
         ``state`` (``contradicted``, ``inconclusive``, ``pass`` or ``no claim``), ``claim``,
-        ``noise`` (rows of the audits of the noise), ``attacks`` (rows of membership attacks, each
-        with its cap), ``similarity`` (rows of figures that are no evidence of privacy),
-        ``exposure`` (of uploads, or None), ``notes`` and ``seconds``.
+        ``noise`` (rows of the audits of the noise), ``limit`` (what the claim lets attacks reach,
+        or None), ``attacks`` (rows of membership attacks, each with its cap), ``similarity`` (rows
+        of figures that are no evidence of privacy), ``exposure`` (of uploads, or None), ``notes``,
+        ``seconds``, and what it takes to repeat it: ``command``, ``seed``, ``versions``.
 
     Raises:
         ConfigError: no finished simulation there, or a head that it does not have.
         DataError: its data are not there.
     """
     tell, clock = progress or Progress(), Clock()
+    repeat = _command(folder, trials, shadows, heads)
     report, made = _opened(folder)
     sites, test = open_sites(made), test_images(made)
     clock.lap("load")
@@ -88,7 +94,7 @@ def audit_folder(
     attacks = [r for r in rows if r not in similarity]
     clock.lap("records")
     notes = []
-    cap = claimed(claim.epsilon, claim.delta, claim.law) if claim.epsilon < math.inf else None
+    cap = limit_of(claim, made.plan.rounds)
     if test is not None:
         attacks += _losses(made, outcome, sites, test, cap)
         clock.lap("losses")
@@ -105,16 +111,29 @@ def audit_folder(
     record = {
         "state": _overall([r["state"] for r in noise], [r["state"] for r in attacks]),
         "title": report["title"],
+        "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "claim": claim.record(),
         "noise": noise,
+        "limit": cap.record() if cap else None,
         "attacks": attacks,
         "similarity": similarity,
         "exposure": exposure,
         "notes": notes,
         "seconds": clock.laps,
+        "command": repeat,
+        "seed": made.run.seed,
+        "versions": versions(),
     }
     write_json(folder / "audit.json", record)
+    write_audit_page(record, folder / "audit.html")
     return record
+
+
+def _command(folder: Path, trials: int | None, shadows: int, heads: Sequence[str]) -> str:
+    """Return what repeats an audit, without the path that led to the folder."""
+    words = ["fedgist", "audit", folder.resolve().name or ".", "--shadows", str(shadows)]
+    words += [] if trials is None else ["--trials", str(trials)]
+    return shlex.join([*words, *(w for h in heads for w in ("--head", h))])
 
 
 def _opened(folder: Path) -> tuple[dict[str, Any], Prepared]:
@@ -219,7 +238,7 @@ def _synthetic(path: Path, made: Prepared) -> Images | None:
 
 
 def _losses(
-    made: Prepared, outcome: Outcome, sites: Sites, test: Images, cap: Risk | None
+    made: Prepared, outcome: Outcome, sites: Sites, test: Images, cap: Limit | None
 ) -> list[dict[str, Any]]:
     rng, used = generator(made.run.seed, "audit", "losses"), sites.together()
     if isinstance(made.method, Exposing):  # it may leave a share of them out: those are no members

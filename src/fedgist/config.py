@@ -77,6 +77,9 @@ class Evaluation(Strict):
 
     ceiling: bool = True
     """The same heads without noise, and the same network trained on the real images."""
+    curve: bool = True
+    """The closed-form heads at other ε, from the same sums; needs ``ceiling``, seeded noise and a
+    finite ε."""
     codec_consistent: bool = True
     """Test images through the codec, as a number of its own."""
     membership: bool = False

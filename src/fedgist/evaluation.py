@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.audit.membership import claimed, closest_record, likelihood_ratio, play, table
+from fedgist.audit.limits import limit_of
+from fedgist.audit.membership import closest_record, likelihood_ratio, play, table
 from fedgist.audit.one_run import audit_gists
 from fedgist.audit.one_run import row as canary_row
 from fedgist.data import open_source
@@ -21,8 +22,8 @@ from fedgist.errors import ConfigError, DataError
 from fedgist.exchange.gist import Duty, answer
 from fedgist.exchange.local import LocalExchange
 from fedgist.heads.decode import through_codec
-from fedgist.heads.linear import CodeSpace
-from fedgist.privacy.claim import summed_sigma
+from fedgist.heads.linear import KINDS, Coded, CodeSpace
+from fedgist.privacy.claim import calibrate, summed_sigma
 from fedgist.privacy.noise import SeededNoise
 from fedgist.privacy.statistics import clip_to_grid
 from fedgist.queries import Query
@@ -32,7 +33,10 @@ from fedgist.setup import Prepared, Sites
 from fedgist.train import Network, Recipe, evaluate, personalise, train
 from fedgist.types import Images, Merged, Outcome, Task, Tensors
 
-__all__ = ["attack_rows", "evaluate_folder", "exact_outcome", "score_heads"]
+__all__ = ["attack_rows", "epsilon_curve", "evaluate_folder", "exact_outcome", "score_heads"]
+
+EPSILONS = (0.3, 1.0, 3.0, 10.0, 30.0)
+JUDGED = 2000  # test images that the curve over ε is measured on, at most
 
 
 def exact_outcome(made: Prepared, exchange: LocalExchange) -> Outcome | None:
@@ -75,6 +79,60 @@ def score_heads(
     return heads
 
 
+def epsilon_curve(
+    made: Prepared,
+    exchange: LocalExchange,
+    outcome: Outcome,
+    exact: Outcome | None,
+    test: Images | None,
+) -> dict[str, Any] | None:
+    """Score the closed-form heads at other ε: the same exact sums, each with noise of its own.
+
+    Every ε has one draw of noise, calibrated to it under the run's other terms; at the run's own ε
+    it is the run's. Made of exact sums, so that no claim covers it.
+
+    Args:
+        made: the run.
+        exchange: what it went through; ``exact`` sums must be there.
+        outcome: what it left.
+        exact: its closed-form heads without noise (`exact_outcome`).
+        test: real images; the first 2,000 of a shuffle are used.
+
+    Returns:
+        ``images`` (how many judged), ``of`` (how many there are), ``rows``: for each ε in rising
+        order ``epsilon``, ``sigma``, ``own`` and ``heads`` (name -> accuracy), and ``without``: the
+        same heads without noise. None where there is no such curve: no exact sums, no noise to
+        vary, a claim that holds for no ε, or more than one round.
+    """
+    own, rounds = made.run.privacy.epsilon, made.plan.rounds
+    one = len(rounds) == 1 and rounds[0].noised and made.plan.claim.epsilon < math.inf
+    if exact is None or test is None or not len(test) or not one or not exchange.exact:
+        return None
+    rng = generator(made.run.seed, "curve")
+    coded = Coded(test.take(torch.randperm(len(test), generator=rng)[:JUDGED]))
+    rows = []
+    for epsilon in sorted({*EPSILONS, own}):
+        sigma, built = calibrate(rounds, replace(made.run.privacy, epsilon=epsilon)), outcome
+        if epsilon != own:
+            built = _renoised(made, exchange, sigma, epsilon)
+        heads = {k: coded.accuracy(c) for k, c in built.classifiers.items() if c.kind in KINDS}
+        rows.append({"epsilon": epsilon, "sigma": sigma, "own": epsilon == own, "heads": heads})
+    without = {k: coded.accuracy(c) for k, c in exact.classifiers.items()}
+    return {"images": len(coded.images), "of": len(test), "rows": rows, "without": without}
+
+
+def _renoised(made: Prepared, exchange: LocalExchange, sigma: float, epsilon: float) -> Outcome:
+    """Build the closed-form heads from the exact sums under other noise."""
+    privacy, clients = replace(made.run.privacy, epsilon=epsilon), len(exchange.names)
+    total = summed_sigma(privacy, sigma, clients)
+    noise = SeededNoise(derive(made.run.seed, "curve noise", f"{epsilon:g}"))
+    duty = Duty(made.method, made.task, privacy, total, clients)
+    merged = Merged(duty.noised(made.plan.rounds[0], exchange.exact, noise), total, clients)
+    rng = generator(made.run.seed, "curve build")
+    built: Outcome = made.method.ceiling(made.task, merged, rng)  # type: ignore[attr-defined]
+    return built
+
+
 def attack_rows(
     made: Prepared, outcome: Outcome, sites: Sites, test: Images | None, most: int = 2000
 ) -> list[dict[str, Any]]:
@@ -103,9 +161,9 @@ def attack_rows(
     distance = None
     if outcome.synthetic is not None and isinstance(space, CodeSpace):
         distance = closest_record(members, others, outcome.synthetic, space.clipped)
-    claim = made.plan.claim
-    cap = claimed(claim.epsilon, claim.delta, claim.law) if claim.epsilon < math.inf else None
-    return table(likelihood_ratio(used, sigma), distance, played=played, claim=cap)
+    cap = limit_of(made.plan.claim, made.plan.rounds)
+    claim = cap.risk if cap else None
+    return table(likelihood_ratio(used, sigma), distance, played=played, claim=claim)
 
 
 def _canaries(made: Prepared, sites: Sites, most: int = 200) -> list[dict[str, Any]]:

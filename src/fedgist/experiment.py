@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import fedgist
+from fedgist.audit.limits import limit_of
 from fedgist.config import Run, dumps
 from fedgist.encoders import load_encoder
-from fedgist.evaluation import attack_rows, exact_outcome, score_heads
+from fedgist.evaluation import attack_rows, epsilon_curve, exact_outcome, score_heads
 from fedgist.exchange.local import LocalExchange
 from fedgist.exposure import exposed
 from fedgist.progress import Progress, by_client
@@ -18,7 +19,7 @@ from fedgist.queries import MomentsQuery
 from fedgist.report.figures import exposure_png
 from fedgist.report.folder import Clock, claim_folder, file_row, write_outcome, write_report
 from fedgist.report.record import versions
-from fedgist.run import drive
+from fedgist.run import budget, drive
 from fedgist.setup import (
     Prepared,
     Sites,
@@ -74,13 +75,17 @@ def execute(run: Run, folder: Path | None = None, progress: Progress | None = No
     exact = exact_outcome(made, exchange)
     heads = score_heads(made, outcome, exact, sites, test)
     clock.lap("evaluate")
+    curve = epsilon_curve(made, exchange, outcome, exact, test) if run.evaluation.curve else None
+    if curve is not None:
+        clock.lap("curve")
     membership = attack_rows(made, outcome, sites, test) if run.evaluation.membership else None
     shown = exposed(made, exchange, outcome, sites, test) if run.evaluation.inversion else None
     clock.lap("audit")
     report = _report(made, outcome, exchange, sites)
     if exact is not None:
         _add_exact_spectrum(report["details"], exact)
-    report |= {"heads": heads, "membership": membership, "timings": clock.laps, "files": files}
+    report |= {"heads": heads, "curve": curve, "membership": membership}
+    report |= {"timings": clock.laps, "files": files}
     if shown is not None:
         _add_exposure(report, *shown, folder)
     if folder is not None:
@@ -142,6 +147,7 @@ def _report(
     made: Prepared, outcome: Outcome, exchange: LocalExchange, sites: Sites
 ) -> dict[str, Any]:
     split, visits = sites.split, by_client(exchange.visits)
+    limit = limit_of(made.plan.claim, made.plan.rounds)
     return {
         "fedgist": fedgist.__version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
@@ -153,6 +159,8 @@ def _report(
         "encoders": {name: load_encoder(name).digest for name in made.method.encoders()},
         "claim": made.plan.claim.record(),
         "left": blocks(made.plan, made.task, made.run.privacy),
+        "budget": budget(made.plan.rounds),
+        "limit": limit.record() if limit else None,
         "bytes_up": max((v.bytes_up for v in visits), default=0),
         "bytes_down": max((v.bytes_down for v in visits), default=0),
         "clients": [asdict(v) for v in visits],

@@ -138,6 +138,7 @@ def _losses(
         "cap": None,
         "tpr_at_1pct": found.tpr[1],
         "records": found.members + found.others,
+        "roc": found.roc.record(),
     }
 
 

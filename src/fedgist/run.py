@@ -16,13 +16,14 @@ from fedgist.privacy.claim import Claim, Privacy, calibrate, claim_of
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import bit_widths, packed_bytes
 from fedgist.progress import Progress
-from fedgist.queries import Query
+from fedgist.queries import MomentsQuery, Query, SumQuery
 from fedgist.types import Merged, Outcome, Round, Task, Tensors
 
 __all__ = [
     "Exchange",
     "Plan",
     "Sent",
+    "budget",
     "derive",
     "drive",
     "generator",
@@ -158,6 +159,33 @@ def sent_blocks(query: Query, task: Task, privacy: Privacy, sigma: float) -> dic
         return {}
     widths = bit_widths(query, task.max_images, noise_scales(query, sigma) if noised else None)
     return {name: Sent(shape, widths[name]) for name, shape in shapes.items()}
+
+
+def budget(rounds: Sequence[Round]) -> list[dict[str, object]]:
+    """Divide the squared budget 1/σ² of one record at the clip radius over rounds and blocks.
+
+    A query has ``times / scale²`` of it, and a block of moments its share of that: squares of
+    Gaussian-DP distances add up.
+
+    Returns:
+        ``round`` (from 1), ``view``, ``block`` and ``share``, which sum to 1. Empty where nothing
+        is noised, where part of what leaves is not, or where sampling rates differ: those have no
+        common curve.
+    """
+    rows: list[tuple[int, str, str, float]] = []
+    queries = [q for rnd in rounds for q in rnd.queries]
+    rates = {q.rates for q in queries if isinstance(q, SumQuery)}
+    if any(r.raw for r in rounds) or len(rates) > 1 or any(len(set(r)) > 1 for r in rates):
+        return []
+    for r, rnd in enumerate(rounds):
+        for q in rnd.queries:
+            shares = q.shares if isinstance(q, MomentsQuery) else {"rows": 1.0}
+            rows += [(r + 1, q.name, k, q.times * v / q.scale**2) for k, v in shares.items() if v]
+    total = sum(part for *_, part in rows)
+    return [
+        {"round": r, "view": view, "block": block, "share": part / total}
+        for r, view, block, part in rows
+    ]
 
 
 def sent_pieces(rnd: Round) -> dict[str, Sent]:

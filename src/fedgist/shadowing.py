@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.audit.membership import Measured, Risk, measure
+from fedgist.audit.limits import Limit
+from fedgist.audit.membership import Measured, measure
 from fedgist.audit.shadow import Records, confidence, lira, rmia, shadow_sums
 from fedgist.errors import ConfigError
 from fedgist.exchange.gist import Duty
 from fedgist.exchange.local import LocalExchange
-from fedgist.heads.linear import KINDS, CodeClassifier
+from fedgist.heads.linear import KINDS, Coded
 from fedgist.privacy.claim import summed_sigma
 from fedgist.privacy.noise import SeededNoise
 from fedgist.privacy.statistics import clip_to_grid
@@ -34,7 +35,7 @@ def shadow_rows(
     test: Images,
     shadows: int,
     heads: Sequence[str],
-    cap: Risk | None,
+    cap: Limit | None,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Attack the final classifiers with LiRA and RMIA.
 
@@ -102,16 +103,15 @@ class _Shadows:
         size = min(ATTACKED, len(members), len(test) // 2)
         order = torch.randperm(len(test), generator=rng)
         used = members.take(torch.randperm(len(members), generator=rng)[:size])
-        self.images = _joined(used, test.take(order))
-        self.images = self.images.take(torch.arange(min(len(self.images), 3 * ATTACKED)))
-        attacked = self.images.take(torch.arange(2 * size))
+        images = _joined(used, test.take(order))
+        images = images.take(torch.arange(min(len(images), 3 * ATTACKED)))
+        self.coded, attacked = Coded(images), images.take(torch.arange(2 * size))
         released = [
             (q, torch.cat([clip_to_grid(of(x), q.clip, q.levels) for x, _ in attacked.batches()]))
             for q, of in made.method.records(made.task)  # type: ignore[attr-defined]
         ]
         self.records = Records(released, attacked.labels, torch.arange(2 * size) < size)
         self._made, self._clients = made, len(sites.names)
-        self._codes: dict[tuple[object, ...], Tensor] = {}
         # noise is added anew for every shadow, so that of the run itself is of no use here
         privacy = replace(made.run.privacy, noise="seeded")
         exchange = LocalExchange(
@@ -147,19 +147,10 @@ class _Shadows:
 
     def seen(self, classifier: Classifier) -> Tensor:
         """Return the logits of the true class, float64 ``[n + z]``; codes are made once."""
-        if isinstance(classifier, CodeClassifier):
-            space = classifier.space
-            key = (space.encoder.digest, space.whitening, space.clip, space.normalise)
-            if key not in self._codes:
-                parts = [space.clipped(x) for x, _ in self.images.batches()]
-                self._codes[key] = torch.cat(parts)
-            scores = classifier.scores(self._codes[key])
-        else:
-            scores = torch.cat([classifier.predict(x) for x, _ in self.images.batches()])
-        return confidence(scores, self.images.labels)[0]
+        return confidence(self.coded.scores(classifier), self.coded.images.labels)[0]
 
 
-def attack_row(attack: str, sees: str, found: Measured, cap: Risk | None) -> dict[str, Any]:
+def attack_row(attack: str, sees: str, found: Measured, cap: Limit | None) -> dict[str, Any]:
     """Return one row of the table of attacks; the cap is what the claim allows in theory."""
     return {
         "attack": attack,
@@ -170,9 +161,10 @@ def attack_row(attack: str, sees: str, found: Measured, cap: Risk | None) -> dic
         "tpr_at_0.1pct": found.tpr[0],
         "tpr_at_1pct": found.tpr[1],
         "records": found.members + found.others,
-        "claim_cap": cap and cap.auc,
-        "claim_cap_tpr_at_0.1pct": cap and cap.tpr[0],
-        "claim_cap_tpr_at_1pct": cap and cap.tpr[1],
+        "roc": found.roc.record(),
+        "claim_cap": cap and cap.risk.auc,
+        "claim_cap_tpr_at_0.1pct": cap and cap.risk.tpr[0],
+        "claim_cap_tpr_at_1pct": cap and cap.risk.tpr[1],
     }
 
 

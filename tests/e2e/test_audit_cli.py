@@ -74,7 +74,25 @@ def test_a_run_that_keeps_its_claim(finished):
     assert names[1:] == ["loss threshold, lda", "LiRA (offline), lda", "RMIA (offline), lda"]
     for row in record["attacks"]:
         assert row["state"] == "within" and row["sees"] and row["auc"] <= row["claim_cap"]
+        assert len(row["roc"]["fpr"]) == len(row["roc"]["tpr"]) > 10
+        assert row["roc"]["fpr"][-1] == row["roc"]["tpr"][-1] == 1
     assert record["similarity"] == [] and record["exposure"] is None
+    limit = record["limit"]
+    assert limit["bound"] == "gaussian" and limit["mu"] == claim["mu_claimed"]
+    # the optimal attack on every record stays below the curve of the claim
+    best = record["attacks"][0]["roc"]["tpr"]
+    assert all(a <= b + 2e-6 for a, b in zip(best, limit["roc"]["tpr"], strict=True))
+
+
+def test_the_page_is_written_and_named(finished, tmp_path):
+    out = copied(finished, tmp_path)
+    result = audit(out, "--shadows", 4, "--trials", 20000, "--head", "lda")
+    assert result.exit_code == 0 and f"{out}/audit.html" in result.output.replace("\n", "")
+    page = (out / "audit.html").read_text()
+    assert "Passed: no attack here got past the claim" in page
+    assert "fedgist audit copy --shadows 4 --trials 20000 --head lda" in page
+    assert str(tmp_path) not in page  # where the folder lies is nobody's business
+    assert "fedgist audit" in (out / "report.html").read_text()
 
 
 def test_a_report_that_promises_too_much(finished, tmp_path):
@@ -82,12 +100,17 @@ def test_a_report_that_promises_too_much(finished, tmp_path):
     out = copied(finished, tmp_path, claim=report["claim"] | {"epsilon": 5.0})
     result = audit(out, "--shadows", 0, "--trials", 5000, "--json")
     assert result.exit_code == 1, result.output
-    assert json.loads(result.stdout)["state"] == "contradicted"
+    record = json.loads(result.stdout)
+    assert record["state"] == "contradicted"
+    assert record["limit"]["mu"] < 1.2  # of the ε that is stated, not of the noise that is there
+    page = (out / "audit.html").read_text()
+    assert "Refuted: more leaks than is claimed" in page and "banner green" not in page
 
 
 def test_too_few_trials_are_not_a_pass(finished, tmp_path):
     result = audit(copied(finished, tmp_path), "--shadows", 0, "--trials", 100)
     assert result.exit_code == 0 and "inconclusive" in result.output
+    assert "too weak to count as a pass" in (tmp_path / "copy" / "audit.html").read_text()
 
 
 def test_what_cannot_be_audited_is_refused(finished, tmp_path):

@@ -4,12 +4,12 @@ import itertools
 import math
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import sample_report as s
+from page_tools import check_phone, screenshot
 from PIL import Image
 
 from fedgist.errors import ConfigError
@@ -19,6 +19,9 @@ from fedgist.types import Images
 
 VOID = {"meta", "img", "br", "line", "circle", "polyline"}
 EMPTY = {
+    "budget": [],
+    "limit": None,
+    "curve": None,
     "heads": {},
     "details": {},
     "membership": None,
@@ -62,6 +65,13 @@ class Page(HTMLParser):
         return [attrs for name, attrs in self.tags if name == tag]
 
 
+def older(report: dict) -> dict:
+    """A report as it was before there were curves."""
+    kept = {k: v for k, v in report.items() if k not in ("budget", "limit", "curve")}
+    rows = [{k: v for k, v in row.items() if k != "roc"} for row in report["membership"]]
+    return kept | {"membership": rows}
+
+
 def variants() -> dict[str, tuple[dict, Images | None]]:
     long = s.classes_100()
     sparse = s.report(
@@ -89,6 +99,7 @@ def variants() -> dict[str, tuple[dict, Images | None]]:
         "100 classes": (s.report(long, 40), s.images(long, 2, size=64, channels=3)),
         "no test images": (s.report(heads={"qda": {}, "decode": {}}), s.images()),
         "bare": (s.report(**EMPTY), None),
+        "of an older version": (older(s.report()), s.images()),
         "sparse": (sparse, None),
         "no image": (s.report(), s.images().take(s.images().labels < 0)),
     }
@@ -166,6 +177,34 @@ def test_every_field_is_escaped():
     report["task"]["name"] = evil
     report["partition"]["spec"] = evil
     assert "<img src=x" not in render_page(report, None)
+
+
+def test_figures_are_there_and_say_what_they_are_made_of(pages):
+    page = Page(pages["usual"])
+    text = " ".join(page.text.split())
+    assert len([a for a in page.all("svg") if a.get("role") == "img"]) == 4
+    assert "judged on 2,000 test images of 10,000" in text
+    assert "the curve over ε, made from exact sums" in text
+    assert "Not covered by the claim" in text and "made from the exact sums" in text
+    assert "single Gaussian with μ = 1.89" in text
+    assert "fedgist audit" in text
+    roc = text[text.index("How many are found") :]
+    assert "likelihood ratio" in roc
+    # similarity is no attack: it has no curve beside the limit
+    assert "closest" not in roc[: roc.index("Membership attacks")]
+    old = Page(pages["of an older version"])
+    assert len(old.all("svg")) == 1 and "Not covered by the claim" not in old.text
+
+
+def test_a_real_release_has_no_curve_and_nothing_to_audit(pages):
+    text = Page(render_page(s.report(simulation=False, curve=None))).text
+    assert "another ε" not in text and "fedgist audit" not in text
+
+
+def test_rounds_that_share_evenly_are_said_and_not_drawn():
+    rows = [{"round": r + 1, "view": "", "block": "rows", "share": 0.02} for r in range(50)]
+    text = Page(render_page(s.report(budget=rows))).text
+    assert "divided evenly over 50 rounds" in text and "Where the privacy budget went" not in text
 
 
 def test_the_summary_comes_first_and_says_what_matters(pages):
@@ -289,30 +328,15 @@ def test_samples_png_takes_any_name_and_a_float_image(tmp_path):
     ("name", "width"), [("usual", 1000), ("100 classes", 1000), ("usual", 500)]
 )
 def test_chromium_shows_the_page(tmp_path, pages, name, width):
-    file = tmp_path / "report.html"
-    # The root's own scroll width is what a page that is too wide would grow.
-    file.write_text(pages[name], encoding="utf-8")
-    shot = tmp_path / "page.png"
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars"
-    flags += " --disable-background-networking --disable-component-update --disable-sync"
-    subprocess.run(
-        [
-            "chromium",
-            *flags.split(),
-            "--blink-settings=preferredColorScheme=1",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"--screenshot={shot}",
-            f"--window-size={width},3000",
-            file.as_uri(),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
-    pixels = np.asarray(Image.open(shot).convert("RGB")).astype(int)
-    assert pixels.shape == (3000, width, 3)
+    pixels = screenshot(tmp_path, pages[name], width)
     back = pixels[2, 2]
     assert (np.abs(pixels - back).sum(2) > 60).mean() > 0.02  # something is drawn
     assert (pixels[:, -8:] == back).all()  # and nothing runs over the right edge
     amber = np.abs(pixels[:400] - [255, 245, 223]).sum(2) < 6
     assert amber.sum() > 5000  # the style sheet is in force
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_chromium_on_a_phone(tmp_path, pages):
+    check_phone(tmp_path, pages["usual"])

@@ -52,7 +52,7 @@ def test_a_whole_report_survives(tmp_path):
     data["claim"]["notes"] = list(data["claim"]["notes"])  # JSON knows no tuples
     assert back == data
     assert max(len(line) for line in path.read_text().splitlines() if "released" not in line) < 4000
-    assert len(path.read_text().splitlines()) < 300  # lists of numbers stay on one line
+    assert len(path.read_text().splitlines()) < 350  # lists of numbers stay on one line
 
 
 @pytest.mark.parametrize("bad", [np.float32(1), {1, 2}, Path("x"), b"bytes"])

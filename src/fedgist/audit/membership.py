@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgist.audit.roc import Curve, closed_form, empirical
 from fedgist.errors import ConfigError, DataError
 from fedgist.privacy.accounting import Law, sigma_for
 from fedgist.privacy.noise import Noise, noise_scales, noise_tensors
@@ -70,7 +71,8 @@ class Measured:
     """What an attack reached on ``members`` used and ``others`` unused records.
 
     ``low`` .. ``high`` is the 95 % interval of ``auc``. ``tpr`` is at expected FPRs of at most
-    0.1 % and 1 %; None where fewer than 999 and 99 unused records cannot tell.
+    0.1 % and 1 %; None where fewer than 999 and 99 unused records cannot tell. ``roc`` is the whole
+    curve.
     """
 
     auc: float
@@ -79,6 +81,7 @@ class Measured:
     tpr: tuple[float | None, ...]
     members: int
     others: int
+    roc: Curve
 
 
 @dataclass(frozen=True)
@@ -256,7 +259,7 @@ def measure(members: Tensor, others: Tensor) -> Measured:
     # above the k-th largest of n lies k/(n+1) of their distribution, in expectation
     allowed = [int(a * (n + 1) + 1e-9) for a in FPRS]
     tpr = [float((members > falling[k - 1]).double().mean()) if k else None for k in allowed]
-    return Measured(auc, low, high, tuple(tpr), m, n)
+    return Measured(auc, low, high, tuple(tpr), m, n, empirical(members, others))
 
 
 def _midranks(x: Tensor) -> Tensor:
@@ -331,6 +334,7 @@ def table(
         "auc_median": ratio.median.auc,
         "auc_worst": ratio.worst.auc,
         "records": len(ratio.mu),
+        "roc": closed_form(ratio.mu).record(),
     }
     rows = [exact | _tpr(ratio.mean) | caps]
     for space, got in vars(distance).items() if distance else ():
@@ -341,7 +345,8 @@ def table(
                 "note": "a similarity figure, not a privacy guarantee",
             }
             area = {"auc": got.auc, "low": got.low, "high": got.high}
-            rows.append(closest | area | {"records": got.members + got.others} | _tpr(got) | caps)
+            seen = {"records": got.members + got.others, "roc": got.roc.record()}
+            rows.append(closest | area | seen | _tpr(got) | caps)
     return rows
 
 

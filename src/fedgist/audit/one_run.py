@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedgist.audit.membership import FPRS, measure
+from fedgist.audit.roc import Curve
 from fedgist.encoders.random_conv import RandomConv
 from fedgist.errors import ConfigError, DataError
 from fedgist.types import Images, Tensors
@@ -66,6 +67,7 @@ class OneRun:
         epsilon_low: the largest ε refuted at 95 % confidence, all ways together; 0 when none is.
         auc: area under the ROC curve of the scores; ``low`` .. ``high`` is its 95 % interval
             (as if scores were independent).
+        roc: the whole curve of the scores.
     """
 
     canaries: int
@@ -77,6 +79,7 @@ class OneRun:
     auc: float
     low: float
     high: float
+    roc: Curve
 
 
 def epsilon_low(
@@ -168,7 +171,7 @@ def judge(
         tried.append((epsilon_low(m, 2 * half, right, delta, level), right / half, half, right))
     bound, _, half, right = max(tried)
     counts = (m, int(inserted.sum()), 2 * half, right)
-    return OneRun(*counts, delta, bound, got.auc, got.low, got.high)
+    return OneRun(*counts, delta, bound, got.auc, got.low, got.high, got.roc)
 
 
 def _halves(m: int, guesses: Sequence[int] | None) -> list[int]:
@@ -346,6 +349,7 @@ def row(result: OneRun, claim_epsilon: float, what: str) -> dict[str, Any]:
         "right": result.right,
         "inserted": result.inserted,
         "records": result.canaries,
+        "roc": result.roc.record(),
         "cap": None,
         **empty,
     }

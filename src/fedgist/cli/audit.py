@@ -77,7 +77,8 @@ def _print(record: Mapping[str, Any], folder: Path) -> None:
     for note in record["notes"]:
         out.print(f"[yellow]note[/yellow] {note}")
     out.print(
-        f"\nresult: {_coloured(record['state'])}; written to [bold]{folder}/audit.json[/bold]"
+        f"\nresult: {_coloured(record['state'])}; written to [bold]{folder}/audit.json[/bold], "
+        f"to read: [bold]{folder}/audit.html[/bold]"
     )
 
 

@@ -14,9 +14,9 @@ from fedgist.encoders import load_encoder
 from fedgist.encoders.base import Encoder, Whitening
 from fedgist.errors import DataError
 from fedgist.heads.estimate import ClassMoments
-from fedgist.types import BATCH, Tensors
+from fedgist.types import BATCH, Classifier, Images, Tensors
 
-__all__ = ["KINDS", "CodeClassifier", "CodeSpace", "lda", "qda", "ridge"]
+__all__ = ["KINDS", "CodeClassifier", "CodeSpace", "Coded", "lda", "qda", "ridge"]
 
 Kind = Literal["lda", "qda", "ridge", "logistic"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -125,6 +125,29 @@ class CodeClassifier:
         return CodeClassifier(
             kind_, space, tensors["bias"], tensors["weight"], tensors.get("quadratic")
         )
+
+
+class Coded:
+    """Images that many closed-form heads are to judge: encoded once for each code space."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+        self._codes: dict[tuple[object, ...], Tensor] = {}
+
+    def scores(self, classifier: Classifier) -> Tensor:
+        """Return log-probabilities ``[n, C]``; heads of any other kind are shown the images."""
+        if not isinstance(classifier, CodeClassifier):
+            return torch.cat([classifier.predict(x) for x, _ in self.images.batches()])
+        space = classifier.space
+        key = (space.encoder.digest, space.whitening, space.clip, space.normalise)
+        if key not in self._codes:
+            self._codes[key] = torch.cat([space.clipped(x) for x, _ in self.images.batches()])
+        return classifier.scores(self._codes[key])
+
+    def accuracy(self, classifier: Classifier) -> float:
+        """Return the share of images that are named right."""
+        right = self.scores(classifier).argmax(1) == self.images.labels
+        return float(right.double().mean())
 
 
 def lda(

@@ -117,7 +117,7 @@ def _privacy_card(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_scores(record: Mapping[str, Any]) -> dict[str, Any]:
     heads: dict[str, dict[str, Any]] = {name: {} for name in record["heads"]}
-    return dict(record) | {"heads": heads, "membership": None, "exposure": None}
+    return dict(record) | {"heads": heads, "curve": None, "membership": None, "exposure": None}
 
 
 def _not_covered(record: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -126,6 +126,7 @@ def _not_covered(record: Mapping[str, Any]) -> list[dict[str, str]]:
         "clients": [{"images": None} for _ in record["clients"]],
         "partition": None,
         "details": {},
+        "curve": None,
         "membership": record.get("membership"),
     }
     titles = {"This report": "This card"}

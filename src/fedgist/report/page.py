@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from fedgist.report import numbers, words
+from fedgist.report.bars import budget_plot, even_rounds
 from fedgist.report.figures import class_samples, heat_map, png_uri, spectrum
+from fedgist.report.layout import moment as _moment
+from fedgist.report.layout import template
+from fedgist.report.plots import accuracy_plot, roc_plot
+from fedgist.report.verdicts import limit_words, roc_words
 from fedgist.types import Images
 from fedgist.whole import write_whole
 
@@ -53,27 +56,8 @@ def render_page(
     return _template().render(context)
 
 
-@lru_cache(maxsize=1)
 def _template() -> jinja2.Template:
-    env = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedgist", "report/template"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    env.filters |= {
-        "amount": numbers.amount,
-        "bytes": numbers.size,
-        "epsilon": numbers.epsilon,
-        "odds": numbers.odds,
-        "percent": numbers.percent,
-        "points": numbers.points,
-        "power": numbers.power,
-        "rate": numbers.rate,
-        "seconds": numbers.seconds,
-    }
-    return env.get_template("page.html.j2")
+    return template("page.html.j2")
 
 
 def _complete(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +70,10 @@ def _complete(report: Mapping[str, Any]) -> dict[str, Any]:
         "bytes_down": 0,
         "clients": [],
         "partition": None,
+        "budget": [],
+        "limit": None,
         "heads": {},
+        "curve": None,
         "chosen": None,
         "details": {},
         "membership": None,
@@ -136,17 +123,24 @@ def _context(report: dict[str, Any], samples: Images | None) -> dict[str, Any]:
         "spectrum_text": words.spectrum_text(spectra),
         "attacks": _attacks(report["membership"] or [], report["claim"]["epsilon"]),
         "exposure": report["exposure"],
+        **_plots(report),
         "stages": _stages(report),
         "config": "\n".join(_toml(report["config"])),
     }
 
 
-def _moment(created: str) -> str:
-    try:
-        t = datetime.fromisoformat(created)
-    except ValueError:
-        return created
-    return f"{t.day} {t:%B %Y, %H:%M} {t.tzname() or ''}".strip()
+def _plots(report: Mapping[str, Any]) -> dict[str, Any]:
+    curve, classes = report["curve"], len(report["task"]["classes"])
+    rows = report["membership"] or []
+    attacks = [row for row in rows if not row["attack"].startswith("closest")]  # similarity only
+    return {
+        "curve_plot": accuracy_plot(curve, report["heads"], classes, "curve") if curve else None,
+        "budget_plot": budget_plot(report["budget"], "budget"),
+        "even_rounds": even_rounds(report["budget"]),
+        "roc_plot": roc_plot(attacks, report["limit"], "roc"),
+        "roc_words": roc_words(report["limit"]),
+        "roc_more": limit_words(report["claim"], report["limit"]),
+    }
 
 
 def _best(heads: Mapping[str, Any]) -> str | None:

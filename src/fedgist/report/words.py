@@ -25,6 +25,7 @@ __all__ = [
     "sharing",
     "spectrum_text",
     "trust",
+    "uncovered",
     "unprotected",
 ]
 
@@ -42,6 +43,11 @@ HEADS = {
     "fedprox": "the clients' networks, held near the last one and averaged round by round",
     "fedadam": "one network, moved by the clients' mean update as Adam moves it",
     "scaffold": "the clients' networks, corrected for their drift and averaged round by round",
+    "oneshot_fedavg": "the clients' networks, trained once and averaged",
+    "ensemble": "all clients' networks, asked together",
+    "feddf": "the clients' average, taught by all their networks on other images",
+    "dense": "a network taught by all clients' networks on images from a generator",
+    "co_boosting": "a network taught by all clients' networks, weighted, on generated images",
     "sfl": "one network, its first layers trained at the clients and the others at the server",
     "fedsumup": "a learned compressor and a network behind it, trained on small images",
     "uploads": "a network trained on transformed images",
@@ -156,17 +162,31 @@ def trust(claim: Mapping[str, Any]) -> str:
 
 def unprotected(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (short title, sentence) for everything that the claim does not cover."""
-    out = [
+    out = uncovered(report["claim"])
+    if exact := _exact(report):
+        text = f"It holds exact numbers ({exact}). Take them out before showing it to people who "
+        out.append(("This report", f"{text}may not see the data."))
+    return out
+
+
+def uncovered(claim: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (short title, sentence) for what no claim of these terms covers."""
+    return [
         (
             "What all sites agreed on",
             "The class list, the task's settings, the encoder and the privacy terms are public. "
             "So is who took part, when, and how large a message was.",
         ),
-        *_unprotected_by(report["claim"]),
+        *_unprotected_by(claim),
         (
             "What is true of many",
             "A bound on one unit hides no trend: what most images of a class or a site share, a "
             "scanner's mark included, can be learned.",
+        ),
+        (
+            "Whether a site answers",
+            "A site that refuses because of its own images (a class too small, a ledger at its "
+            "limit) shows by refusing that it does.",
         ),
         (
             "Earlier and later runs",
@@ -179,10 +199,6 @@ def unprotected(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             "speaks for how they are kept.",
         ),
     ]
-    if exact := _exact(report):
-        text = f"It holds exact numbers ({exact}). Take them out before showing it to people who "
-        out.append(("This report", f"{text}may not see the data."))
-    return out
 
 
 def _unprotected_by(claim: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -217,6 +233,7 @@ def _exact(report: Mapping[str, Any]) -> str:
             h.get("accuracy") is not None for h in report["heads"].values()
         ),
         "results without privacy": any(h.get("ceiling") for h in report["heads"].values()),
+        "the curve over ε, made from exact sums": bool(report.get("curve")),
         "the exact spectrum": bool((report["details"].get("spectra") or {}).get("exact")),
         "attack scores": bool(report["membership"]),
     }
