@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -105,18 +105,58 @@ def evaluate(
     folder: Annotated[Path, typer.Argument(help="A folder that `fedgist run` wrote.")],
     test: Annotated[str, typer.Option("--test", help="Named set, file or folder of real images.")],
     split: Annotated[str, typer.Option("--split", help="Which split of it.")] = "test",
+    utility: Annotated[
+        bool, typer.Option("--utility", help="Also train on the synthetic images; minutes.")
+    ] = False,
+    train: Annotated[
+        str | None, typer.Option("--train", help="Real images to train on for comparison.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="convnet3, mlp, logistic, knn, linear; repeat."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="How often a network is trained.")
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Score the classifiers of a finished run on other real images."""
+    """Score the classifiers of a finished run on other real images, or all that it is good for."""
 
     def body() -> None:
+        if utility:
+            from fedgist.utility_print import print_utility
+
+            show(_utility(folder, test, split, train, model, seeds), as_json, print_utility)
+            return
+        from fedgist.errors import ConfigError
         from fedgist.evaluation import evaluate_folder
         from fedgist.summary import print_scores
 
+        given = {"--train": train, "--model": model, "--seeds": seeds}
+        if extra := [name for name, value in given.items() if value]:
+            raise ConfigError(f"{extra[0]} must come with --utility. Got it alone")
         show(evaluate_folder(folder, test, split), as_json, print_scores)
 
     guarded(body, debug)
+
+
+def _utility(
+    folder: Path,
+    test: str,
+    split: str,
+    train: str | None,
+    models: list[str] | None,
+    seeds: int | None,
+) -> dict[str, Any]:
+    from fedgist.train.tstr import TSTR_MODELS
+    from fedgist.utility import evaluate_utility
+
+    names = tuple(models or TSTR_MODELS)
+    with Bars() as tell:
+        return evaluate_utility(
+            folder, test, split, models=names, seeds=seeds or 1, train=train, progress=tell
+        )
 
 
 def encoder_list(as_json: AsJson = False, debug: Debug = False) -> None:
@@ -148,14 +188,18 @@ def encoder_info(
 
 
 def encoder_train(
-    images: Annotated[Path, typer.Argument(help="Public images: a folder, or .npy [n,3,64,64].")],
+    images: Annotated[Path, typer.Argument(help="Images: a folder, or .npy [n,3,64,64].")],
     out: Annotated[Path, typer.Option("--out", help="The .safetensors file to write.")],
     shown: Annotated[int, typer.Option("--shown", help="Images shown in all.")] = 300_000,
     held_out: Annotated[float, typer.Option("--held-out", help="Share that is measured.")] = 0.05,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the training.")] = 0,
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="The images are not public: sites refuse it by default."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Train a codec on public images of your own. Stopped, it goes on where it was."""
+    """Train a codec on images of your own, public ones. Stopped, it goes on where it was."""
 
     def body() -> None:
         from fedgist.encoders.make import train_own
@@ -163,7 +207,9 @@ def encoder_train(
         def note(images: int, db: float) -> None:
             print(f"{images:>9,} of {shown:,} images, {db:.2f} dB", file=sys.stderr)
 
-        codec = train_own(images, out, shown=shown, held_out=held_out, seed=seed, log=note)
+        codec = train_own(
+            images, out, shown=shown, held_out=held_out, seed=seed, log=note, private=private
+        )
         print(f"Written to {out} ({codec.digest[:12]}); use it with --set method.encoder={out}")
 
     guarded(body, debug)
