@@ -233,7 +233,8 @@ def _tstr(bench: _Bench, name: str, seeds: int, seed: int) -> tuple[dict[str, An
                 said.append(scores.argmax(1))
         found[source] = _mean(scored) | {"trained_on": len(fit)}
     trtr = found.get("real")
-    ratio = found["synthetic"]["accuracy"] / trtr["accuracy"] if trtr else None
+    best = trtr["accuracy"] if trtr else 0.0
+    ratio = found["synthetic"]["accuracy"] / best if best > 0 else None
     return {"model": name} | found["synthetic"] | {"trtr": trtr, "ratio": ratio}, said
 
 

@@ -208,6 +208,10 @@ def load_classifier(path: Path) -> Classifier:
             from fedgist.compress import CompressedNetwork
 
             return CompressedNetwork.load(tensors, meta)
+        if kind == "ensemble":
+            from fedgist.train.ensemble import Ensemble
+
+            return Ensemble.load(tensors, meta)
         from fedgist.heads.linear import KINDS, CodeClassifier
 
         if kind in KINDS:
@@ -215,7 +219,7 @@ def load_classifier(path: Path) -> Classifier:
     except (KeyError, ValueError, TypeError, RuntimeError) as e:
         raise DataError(f"classifier '{path}' must be complete. Got {type(e).__name__}: {e}") from e
     raise DataError(
-        f"the kind of classifier '{path}' must be network, compressed or one of "
+        f"the kind of classifier '{path}' must be network, compressed, ensemble or one of "
         f"{', '.join(KINDS)}. Got '{kind}'"
     )
 
