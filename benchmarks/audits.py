@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from run import provenance, save, say, settings
+from run import save, say
 
 from fedgist.auditing import audit_folder
+from fedgist.bench import as_settings, provenance
 from fedgist.config import load
 from fedgist.experiment import execute
 from fedgist.report.record import read_json
@@ -42,7 +43,7 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     spec = tomllib.loads(args.file.read_text())
-    base = settings(spec["base"])
+    base = as_settings(spec["base"])
     out = args.out or args.file.parent / "results" / f"{spec['name']}.json"
     before = read_json(out)["cases"] if out.is_file() else []
     kept = {row["name"]: row for row in before}
@@ -55,7 +56,7 @@ def main() -> int:
         if args.only not in case["name"]:
             continue
         if {k: old.get(k) for k in todo} != todo:
-            kept[case["name"]] = {"name": case["name"]} | todo | audited(todo) | provenance([])
+            kept[case["name"]] = {"name": case["name"]} | todo | audited(todo) | provenance()
         row = kept[case["name"]]
         say(f"{case['name']}: {row['state']}")
         want = case.get("expect", {}).get("state", row["state"])

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from run import provenance, save, say
+from run import save, say
 
+from fedgist.bench import provenance
 from fedgist.config import load
 from fedgist.exchange.gist import Duty, answer
 from fedgist.run import generator
@@ -56,7 +57,7 @@ def main() -> int:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         rows.append({"method": name, "set": METHODS[name]} | json.loads(done.stdout))
         say(str(rows[-1]))
-    save(args.out, {"benchmark": "client_cost"} | provenance(BASE) | {"cases": rows})
+    save(args.out, {"benchmark": "client_cost"} | provenance() | {"base": BASE} | {"cases": rows})
     return 0
 
 

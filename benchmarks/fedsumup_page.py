@@ -20,10 +20,10 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
-from plot import STYLE, TEXT
 from sections import ROOT, found
 from sweeps import table
 
+from fedgist.bench.report import STYLE, TEXT
 from fedgist.whole import write_whole
 
 Rows = list[dict[str, Any]]

@@ -26,24 +26,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sweeps import FILES, Point, normalised, series
 
+from fedgist.bench.report import STYLE, TEXT
 from fedgist.report.record import read_json
 from fedgist.whole import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-# At least 3.3 to 1 on white and on GitHub's near-black, #0d1117.
-TEXT = "#7a828c"
 COLOURS = {"1": "#d9702a", "10": "#2a86d0"}
-STYLE: dict[str, Any] = {
-    "svg.fonttype": "path",
-    "svg.hashsalt": "fedgist",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    **{
-        f"{part}color": TEXT
-        for part in ("text.", "axes.label", "axes.edge", "xtick.", "ytick.", "axes.title")
-    },
-}
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from run import provenance, save, say
+from run import save, say
 from torch import Tensor
 
+from fedgist.bench import provenance
 from fedgist.data import open_source
 from fedgist.methods._descent import View, random_view
 from fedgist.methods._distil import Canvas
@@ -55,7 +56,7 @@ def main() -> int:
             row: dict[str, Any] = {"width": width, "strided": strided, "records": records}
             rows.append(row | {"records_per_second": speed})
             say(str(rows[-1]))
-    save(args.out, {"benchmark": "record_gradients"} | provenance([]) | {"cases": rows})
+    save(args.out, {"benchmark": "record_gradients"} | provenance() | {"cases": rows})
     return 0
 
 

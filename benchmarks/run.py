@@ -1,4 +1,6 @@
-"""Run a benchmark file: accuracy, invariance, participation, cost; check what it expects.
+"""Run a benchmark file: invariance, cost, participation, accuracy; check what it expects.
+
+Accuracy is what `fedgist bench` runs; here its results go to one JSON file with the other parts.
 
 Usage: python benchmarks/run.py FILE.toml [--quick] [--parts cost ...] [--out RESULTS.json]
 
@@ -14,31 +16,39 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch loads OpenMP
 
-import platform
-import resource
 import statistics
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedgist.bench import (
+    PICKED,
+    Step,
+    as_settings,
+    by_case,
+    check,
+    load_suite,
+    peak_memory,
+    planned,
+    provenance,
+    run_suite,
+    unmet,
+)
 from fedgist.config import Run, load
-from fedgist.evaluation import exact_outcome, score_heads
 from fedgist.exchange.local import LocalExchange
 from fedgist.experiment import execute
 from fedgist.privacy.client import Client
 from fedgist.privacy.noise import SeededNoise
 from fedgist.queries import MomentsQuery
-from fedgist.report.record import read_json, to_json, versions
-from fedgist.run import drive
-from fedgist.setup import open_exchange, open_sites, prepare_run, test_images
-from fedgist.types import BATCH, Merged, Round, Tensors
+from fedgist.report.record import read_json, to_json
+from fedgist.setup import open_exchange, open_sites, prepare_run
+from fedgist.types import BATCH
 from fedgist.whole import write_whole
 
 QUICK = [
@@ -62,13 +72,14 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     spec = tomllib.loads(args.file.read_text())
-    base = settings(spec["base"]) + (QUICK if args.quick else [])
+    base = as_settings(spec["base"]) + (QUICK if args.quick else [])
     if args.cost_child:
         print(json.dumps(cost_child(base, args.cost_child)))
         return 0
     out = args.out or args.file.parent / "results" / f"{spec['name']}.json"
     results: dict[str, Any] = read_json(out) if args.parts else {}
-    results |= {"benchmark": spec["name"], "quick": args.quick} | provenance(base)
+    results |= {"benchmark": spec["name"], "quick": args.quick} | provenance()
+    results["base"] = base
     # hours of computing: what is done is kept, whatever happens next
     args.keep = lambda done: save(out, results | done)
     failures = [f for f in results.get("failures", []) if f.split(":")[0] not in args.parts]
@@ -83,7 +94,7 @@ def main() -> int:
             results[part] = runner(spec, base, args, failures)
             results.setdefault("commits", {})[part] = results["commit"]
             save(out, results | {"failures": failures})
-    results["failures"] = [] if args.quick else failures
+    results["failures"] = failures
     save(out, results)
     say(f"written: {out}")
     for line in results["failures"]:
@@ -94,110 +105,29 @@ def main() -> int:
 def accuracy(
     spec: dict[str, Any], base: list[str], args: argparse.Namespace, failures: list[str]
 ) -> list[dict[str, Any]]:
-    """Every case with every seed: accuracies of all heads, ceilings, attacks."""
-    rows = []
-    sums = Sums()
-    for case in spec["accuracy"]:
-        runs = []
-        for seed in case.get("seeds", spec["seeds"])[: 1 if args.quick else None]:
-            quick = ["evaluation.membership=false", "method.recipe.steps=20"] * args.quick
-            run = load(None, [*base, *case["set"], f"seed={seed}", *quick])
-            report = sums.report(run) if case.get("sums_once") else execute(run).report
-            heads = report["heads"]
-            runs.append({"seed": seed} | pick(report))
-            line = ", ".join(f"{h} {100 * v['accuracy']:.1f}" for h, v in heads.items())
-            say(f"{case['name']}, seed {seed}: {line}")
-        row = {"name": case["name"], "set": case["set"], "runs": runs} | summarise(runs)
-        check(row["mean"], case.get("expect", {}), f"accuracy: {case['name']}", failures)
-        rows.append(row)
-        args.keep({"accuracy": rows})
-    return rows
+    """Every case with every seed, as `fedgist bench` runs it: accuracies, ceilings, attacks."""
+    todo = planned(load_suite(args.file), quick=args.quick)
+    done: list[dict[str, Any]] = []
+
+    def told(step: Step) -> None:
+        line = step.line
+        done.append(line)
+        heads = line.get("heads", {}).items()
+        got = line.get("error") or ", ".join(f"{h} {100 * v['accuracy']:.1f}" for h, v in heads)
+        say(f"{line['case']}, seed {line['seed']}: {got}")
+        args.keep({"accuracy": rows_of(done)})
+
+    run_suite(todo, tell=told)
+    failures += [f"accuracy: {text}" for text in unmet(todo, done, quick=args.quick)]
+    return rows_of(done)
 
 
-SERVER = {"heads", "recipe", "matching", "matched", "teacher", "temper", "synthetic_size"}
-SERVER |= {"canvas", "server"}
-
-
-class Sums:
-    """Exact sums, kept from case to case: over the same images they are the same for every ε.
-
-    The noise is drawn as the exchange draws it, so that a run gives what `execute` would give,
-    without encoding the images again. For methods of one sum round under trust ``central``.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Tensors] = {}
-
-    def report(self, run: Run) -> dict[str, Any]:
-        """Run one case from kept sums; return the parts of a report that `pick` wants."""
-        made = prepare_run(run)
-        sites = open_sites(made)
-        local = open_exchange(made, sites, observe=True)
-        (rnd,) = made.plan.rounds
-        # What the sums depend on besides the queries: the encoders, how codes are prepared, the
-        # data, and the seed where it chooses images.
-        sources = [run.data, {k: v for k, v in run.method.items() if k not in SERVER}]
-        if run.data.limit is not None or run.data.participation < 1:
-            sources.append(run.seed)
-        key = repr(([replace(q, scale=1.0) for q in rnd.queries], sources))
-        if key not in self._kept:
-            say(f"summing {key[:60]}...")
-            local.round(0, rnd, {})
-            self._kept[key] = local.exact
-        local.exact = self._kept[key]
-        started = time.perf_counter()
-        outcome = drive(made.method, made.task, Kept(local), made.plan.rounds, run.seed)
-        server = time.perf_counter() - started
-        bare = exact_outcome(made, local) if run.evaluation.ceiling else None
-        return {
-            "heads": score_heads(made, outcome, bare, sites, test_images(made)),
-            "claim": made.plan.claim.record(),
-            "membership": None,
-            "timings": {"server": server},
-            "details": outcome.details,
-            "bytes_up": made.plan.bytes_up,
-        }
-
-
-class Kept:
-    """An exchange that adds noise to exact sums seen before, and visits nobody."""
-
-    def __init__(self, local: LocalExchange) -> None:
-        self._local = local
-
-    def round(self, r: int, rnd: Round, shared: Tensors) -> Merged:
-        """Return the noised sums."""
-        local = self._local
-        return Merged(local.noised(r, rnd, local.exact), local.sigma, len(local.sites))
-
-
-def pick(report: dict[str, Any]) -> dict[str, Any]:
-    """Keep what the tables need of one report."""
-    return {
-        "heads": report["heads"],
-        "claim": report["claim"],
-        "membership": report["membership"],
-        "timings": report["timings"],
-        "server_seconds": report["details"]["seconds"],
-        "bytes_up": report["bytes_up"],
-        "bytes_down": report.get("bytes_down", 0),
-        "client_seconds": sum(c["seconds"] for c in report.get("clients", [])),
-        "rounds": report["details"].get("rounds"),
-        "exposure": report.get("exposure"),
-    }
-
-
-def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds."""
-    values: dict[str, list[float]] = {}
-    for run in runs:
-        for head, r in run["heads"].items():
-            values.setdefault(head, []).append(r["accuracy"])
-            for key in ("ceiling", "codec_consistent"):
-                if key in r:
-                    values.setdefault(f"{head}_{key}", []).append(r[key])
-    spread = {k: statistics.stdev(v) if len(v) > 1 else 0.0 for k, v in values.items()}
-    return {"mean": {k: statistics.fmean(v) for k, v in values.items()}, "std": spread}
+def rows_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row a case as result files have it: what is the same for all runs left out."""
+    return [
+        row | {"runs": [{k: run[k] for k in ("seed", *PICKED)} for run in row["runs"]]}
+        for row in by_case(lines)
+    ]
 
 
 def invariance(
@@ -289,7 +219,8 @@ def cost(
     out["memory_ratio"] = rows[-1]["memory_gib"] / rows[0]["memory_gib"]
     out["memory_gib"] = max(r["memory_gib"] for r in rows)
     out["kib_per_client"] = rows[0]["bytes_up"] / 1024
-    check(out, part.get("expect", {}), "cost", failures)
+    if not args.quick:
+        failures += check(out, part.get("expect", {}), "cost")
     say(f"statistics / encode: {out['statistics_over_encode']:.3f}")
     return out
 
@@ -349,7 +280,7 @@ def cost_child(base: list[str], clients: int) -> dict[str, Any]:
         ],
     )
     report = execute(run).report
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_memory() / 1024
     return {
         "clients": clients,
         "memory_gib": peak,
@@ -357,41 +288,6 @@ def cost_child(base: list[str], clients: int) -> dict[str, Any]:
         "client_seconds_sum": sum(c["seconds"] for c in report["clients"]),
         "server_seconds": sum(report["details"]["seconds"].values()),
         "total_seconds": report["timings"]["total"],
-    }
-
-
-def check(
-    got: dict[str, Any], expect: dict[str, list[float]], where: str, failures: list[str]
-) -> None:
-    """Compare with the ranges of the file."""
-    for key, (low, high) in expect.items():
-        if not low <= got[key] <= high:
-            failures.append(f"{where}: {key} must lie in [{low}, {high}]. Got {got[key]:.4g}")
-
-
-def settings(table: dict[str, Any], prefix: str = "") -> list[str]:
-    """Flatten a table to ``key=value`` settings."""
-    out = []
-    for key, value in table.items():
-        if isinstance(value, dict):
-            out += settings(value, f"{prefix}{key}.")
-        else:
-            out.append(f"{prefix}{key}={json.dumps(value)}")
-    return out
-
-
-def provenance(base: list[str]) -> dict[str, Any]:
-    """Say what was run, with what, on what."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True
-    ).stdout.strip()
-    return {
-        "commit": commit,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": versions(),
-        "device": f"cpu, {os.cpu_count()} cores, {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "base": base,
     }
 
 

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from run import provenance, save, say, settings
+from run import save, say
 from torch import Tensor
 
+from fedgist.bench import as_settings, provenance
 from fedgist.config import load
 from fedgist.methods.fedkt_csd import FedKTCSD
 from fedgist.methods.logistic import LogisticRegression
@@ -44,9 +45,11 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     spec = tomllib.loads(args.file.read_text())
-    base = settings(spec["base"])
+    base = as_settings(spec["base"])
     out = args.out or args.file.parent / "results" / f"{spec['name']}.json"
-    results: dict[str, Any] = {"benchmark": spec["name"]} | provenance(base) | {"cases": []}
+    results: dict[str, Any] = (
+        {"benchmark": spec["name"]} | provenance() | {"base": base} | {"cases": []}
+    )
     for case in spec["case"]:
         row = measured([*base, *case["set"]], case.get("repeats", spec["repeats"]))
         results["cases"].append({"name": case["name"], "set": case["set"]} | row)

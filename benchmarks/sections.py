@@ -7,6 +7,7 @@ from typing import Any
 
 from sweeps import FILES, by_size, sweep, table
 
+from fedgist.bench.report import cell
 from fedgist.report.record import read_json
 
 __all__ = ["ROOT", "cell", "found", "others"]
@@ -137,11 +138,3 @@ def found(name: str) -> dict[str, Any] | None:
     """Return a committed result file, if it is there."""
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     return read_json(path) if path.is_file() else None
-
-
-def cell(row: dict[str, Any] | None, key: str) -> str:
-    """Return ``mean ± std``, the mean alone of one seed, or a dash."""
-    if row is None or key not in row["mean"]:
-        return "–"
-    mean = f"{100 * row['mean'][key]:.1f}"
-    return mean if len(row["runs"]) < 2 else f"{mean} ± {100 * row['std'][key]:.1f}"

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedgist.bench.report import table
+
 __all__ = ["FILES", "Point", "by_size", "normalised", "series", "sweep", "table"]
 
 FILES = ("dimension_fashion", "sweeps_fashion", "size_fashion")
@@ -86,13 +88,3 @@ def by_size(rows: Rows, head: str = "lda") -> str:
     sizes, dims = (sorted({k[i] for k in found}) for i in (0, 1))
     lines = [(f"{n:,}", *(found.get((n, d), "–") for d in dims)) for n in sizes]
     return table(("images a class", *(f"d = {d}" for d in dims)), lines)
-
-
-def table(head: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> str:
-    """Return a Markdown table."""
-    lines = ["| " + " | ".join(map(str, head)) + " |", "|" + "---|" * len(head)]
-    words = {True: "yes", False: "no"}
-    for row in rows:
-        cells = (words[v] if isinstance(v, bool) else str(v) for v in row)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)

@@ -3,7 +3,7 @@
 Usage: python scripts/screenshots.py docs/figures NAME=PAGE.html[:TOP-BOTTOM] ...
 
 Each page is drawn 1,000 pixels wide; rows TOP to BOTTOM (the first 1,400 unless given) become
-``NAME.png``, at three quarters of the size and with 96 colours.
+``NAME.png``, at three quarters of the size and with 160 colours.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def picture(page: Path, out: Path, top: int, bottom: int) -> None:
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         image = Image.open(shot).convert("RGB").crop((0, top, WIDTH, bottom))
     small = image.resize((3 * WIDTH // 4, 3 * (bottom - top) // 4), Image.Resampling.LANCZOS)
-    small.quantize(96, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
+    small.quantize(160, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
         out, optimize=True
     )
 

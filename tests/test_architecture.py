@@ -21,10 +21,11 @@ LAYERS = [
     {"run", "config", "agreement", "policy"},
     {"exchange", "audit", "report"},
     {"setup"},
-    {"evaluation", "exposure", "shadowing"},
-    {"experiment", "federation", "auditing"},
+    {"evaluation", "exposure", "shadowing", "utility"},
+    {"inspection"},
+    {"experiment", "federation", "auditing", "bench"},
     {"doctor", "flower_app"},
-    {"summary", "cli", "__main__"},
+    {"summary", "utility_print", "cli", "__main__"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 ONLY = {

@@ -247,7 +247,7 @@ def test_bad_classifier_files_are_one_line(tmp_path):
     save_classifier(Fake(kind="forest"), path, {})
     with pytest.raises(
         DataError,
-        match=r"must be network, compressed, ensemble or one of lda, qda, ridge, logistic. Got 'forest'",
+        match=r"network, compressed, ensemble or one of lda, qda, ridge, logistic. Got 'forest'",
     ):
         load_classifier(path)
     save_classifier(Fake(kind="qda"), path, {})

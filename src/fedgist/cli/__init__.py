@@ -13,6 +13,7 @@ import typer
 
 import fedgist
 from fedgist.cli.audit import add_audit
+from fedgist.cli.bench import add_bench
 from fedgist.cli.experiments import add_experiments
 from fedgist.cli.export import add_export
 from fedgist.cli.sites import add_sites
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 add_experiments(app)
 add_audit(app)
+add_bench(app)
 add_export(app)
 add_sites(app)
 

@@ -20,7 +20,7 @@ from fedgist import __version__
 from fedgist.errors import DataError
 from fedgist.whole import write_whole
 
-__all__ = ["read_json", "to_json", "versions", "write_json"]
+__all__ = ["decode", "read_json", "to_json", "versions", "write_json"]
 
 PACKAGES = (
     "cryptography",
@@ -63,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise DataError(f"a report must be a JSON file. Got '{path}': {e}") from e
     if not isinstance(data, dict):
         raise DataError(f"a report must be a JSON object. Got '{path}': {type(data).__name__}")
-    return {k: _decode(v) for k, v in data.items()}
+    return {k: decode(v) for k, v in data.items()}
 
 
 def versions() -> dict[str, str]:
@@ -94,12 +94,13 @@ def _encode(value: Any, where: str) -> Any:
     raise DataError(f"{where} must be a plain JSON value. Got {type(value).__name__}")
 
 
-def _decode(value: Any) -> Any:
+def decode(value: Any) -> Any:
+    """Turn what JSON holds back into what was written: infinite numbers, escaped texts."""
     if isinstance(value, str) and SPECIAL.fullmatch(value):
         return value[1:] if value.startswith("\\") else float(value)
     if isinstance(value, dict):
-        return {k: _decode(v) for k, v in value.items()}
-    return [_decode(v) for v in value] if isinstance(value, list) else value
+        return {k: decode(v) for k, v in value.items()}
+    return [decode(v) for v in value] if isinstance(value, list) else value
 
 
 def _text(value: Any, indent: str) -> str:
