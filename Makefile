@@ -14,7 +14,7 @@ demo: $(VENV)/.run
 	$(BIN)/fedgist run --out $(OUT)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

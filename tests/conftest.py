@@ -16,7 +16,8 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> None:
-    torch.set_num_threads(2)
+    # two workers side by side have a core each
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,6 @@ _HOME = {
     "open_source": "fedgist.data",
     "partition": "fedgist.data",
     "plan_of": "fedgist.run",
-    "train": "fedgist.train",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

@@ -77,7 +77,12 @@ def open_sites(made: Prepared) -> Sites:
     data, task, seed = made.run.data, made.task, made.run.seed
     if data.sites:
         loaders = [_site_loader(where, task) for where in data.sites]
-        names = [Path(where).name or where for where in data.sites]
+        short = [Path(where).name or where for where in data.sites]
+        # names tell sites apart: two folders of one name are named in full
+        names = [
+            name if short.count(name) == 1 else where
+            for name, where in zip(short, data.sites, strict=True)
+        ]
         return Sites(loaders, names, None, None, lambda: _join([load() for load in loaders]))
     images = made.source.images("train", task)
     if data.limit is not None and data.limit < len(images):
