@@ -40,6 +40,17 @@ HEAD_NAMES = {
     "sfl": "network, split",
     "fedsumup": "compressor and network, small images",
     "uploads": "network, transformed images",
+    "oneshot_fedavg": "network, averaged once",
+    "ensemble": "all clients' networks together",
+    "feddf": "network, taught by all on other images",
+    "dense": "network, taught by all on generated images",
+    "co_boosting": "network, taught by all, weighted",
+    "fedcvae_ens": "network, images of all decoders",
+    "fedcvae_kd": "network, images of one decoder",
+    "fedsd2c": "network, images from sent codes",
+    "fedsynth": "network, updates as synthetic batches",
+    "fedcgs": "Gaussian head, features",
+    "fed3r": "ridge regression, features",
 }
 
 

@@ -50,7 +50,13 @@ HEADS = {
     "co_boosting": "a network taught by all clients' networks, weighted, on generated images",
     "sfl": "one network, its first layers trained at the clients and the others at the server",
     "fedsumup": "a learned compressor and a network behind it, trained on small images",
+    "fedsynth": "one network, moved by synthetic data that stand for the clients' updates",
     "uploads": "a network trained on transformed images",
+    "fedsd2c": "a network trained on decoded images, with what the clients' networks say of them",
+    "fedcvae_ens": "a network trained on images from all clients' decoders",
+    "fedcvae_kd": "a network trained on images from one decoder that learned from all clients'",
+    "fedcgs": "one Gaussian per class with the covariance of all features, closed form",
+    "fed3r": "ridge regression on features, closed form",
 }
 SUMS = {
     "count": "how many images each class has",
@@ -71,6 +77,12 @@ BLOCKS = SUMS | {
     "labels": "their labels, in clear",
     "tag": "a random number that tells batches apart",
     "gradient": "of the first layers, for a batch",
+    "inputs": "synthetic inputs of one network, of no fixed range",
+    "targets": "their soft labels",
+    "rates": "how far a network steps on each batch of them",
+    "each codes": "the code of a refined image, which decodes to it",
+    "each probabilities": "what the client's network says of it",
+    "decoder": "a network that draws images like the client's",
 }
 ADJACENCY = {
     "add-remove": "whether one {unit} was there at all, and everything about it",
