@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -21,10 +22,11 @@ from fedgist.exchange.letter import write_letter
 from fedgist.exchange.receipt import Receipt
 from fedgist.exchange.wire import promise
 from fedgist.inspection import open_gist
-from fedgist.policy import Policy
+from fedgist.policy import Policy, Rule
 from fedgist.privacy.accounting import odds
 from fedgist.privacy.ledger import Ledger
 from fedgist.report.inspect_page import render_inspection
+from fedgist.report.inspect_words import rule_rows
 from fedgist.types import Images, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -160,6 +162,12 @@ def test_rules_of_the_policy_and_of_the_ledger(made, images, tmp_path):
     assert not seen["recorded"] and seen["cap"]["epsilon"] == 5 and not book.show()["entries"]
     html = render_inspection(capped, capped.inspect())
     assert "A rule is broken" in html and "Total ε after it" in html
+
+
+def test_rules_read_well():
+    rules = [Rule("max_epsilon", math.inf, 3.0, True), Rule("max_epsilon", 10.0, math.inf, False)]
+    told = [(r["limit"], r["got"]) for r in rule_rows([rule.record() for rule in rules])]
+    assert told == [("at most 10", "∞"), ("no limit", "3")]
 
 
 def test_decisions_are_signed_by_the_site_and_lie_beside_the_file(made, images):

@@ -36,7 +36,7 @@ def rule_rows(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for rule in rules:
         title, word = RULES.get(rule["rule"], (rule["rule"], ""))
         limit = _short(rule["limit"])
-        limit = limit if limit == "no limit" else f"{word} {limit}".strip()
+        limit = "no limit" if limit == "∞" else f"{word} {limit}".strip()
         if rule["rule"] == "methods" and limit.count(",") > 4:
             limit = "one that ships with FedGist"
         rows.append({"title": title, "limit": limit, "got": _short(rule["got"])} | rule_state(rule))
@@ -200,6 +200,6 @@ def _eps(value: float) -> str:
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return "no limit" if math.isinf(value) else f"{value:.4g}"
-    return "no limit" if value == "inf" else str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.4g}"
+    return "∞" if value in ("inf", math.inf) else str(value)
