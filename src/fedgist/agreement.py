@@ -29,6 +29,7 @@ from fedgist.privacy.claim import Privacy, claim_of
 from fedgist.privacy.identity import Public
 from fedgist.privacy.noise import MIN_SHARE_SCALE, noise_scales
 from fedgist.privacy.secure_sum.graph import choose_graph
+from fedgist.privacy.spending import Release, release_of
 from fedgist.queries import MomentsQuery
 from fedgist.run import Plan, plan_of
 from fedgist.types import Task
@@ -144,6 +145,12 @@ class Agreement(Strict):
             "privacy.missing = 1 it would face no more than is stated"
         )
         return replace(plan, claim=replace(plan.claim, notes=(*plan.claim.notes, note)))
+
+    def release(self, r: int) -> Release:
+        """Return how a ledger names round ``r``."""
+        plan = self.plan
+        method = str(self.method["name"])
+        return release_of(self.digest, self.task, method, plan.claim, plan.rounds, r)
 
     @property
     def secure(self) -> bool:

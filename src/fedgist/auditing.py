@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedgist.audit.limits import Limit, limit_of
@@ -23,7 +22,7 @@ from fedgist.audit.mechanism import Verdict, audit_sums, measured_noise, trials_
 from fedgist.audit.sampled import audit_sampled
 from fedgist.audit.threshold import loss_threshold
 from fedgist.config import load
-from fedgist.errors import ConfigError, DataError
+from fedgist.errors import ConfigError
 from fedgist.evaluation import attack_rows
 from fedgist.exchange.gist import Duty
 from fedgist.exposure import exposed
@@ -35,6 +34,7 @@ from fedgist.queries import MomentsQuery
 from fedgist.report.audit_page import write_audit_page
 from fedgist.report.export import classifier_extra, load_classifier
 from fedgist.report.folder import Clock
+from fedgist.report.formats import find_synthetic
 from fedgist.report.record import read_json, versions, write_json
 from fedgist.run import derive, drive, generator
 from fedgist.setup import Prepared, Sites, open_exchange, open_sites, prepare_run, test_images
@@ -88,7 +88,7 @@ def audit_folder(
     noise = _noise_rows(made, claim, len(sites.names), trials)
     clock.lap("noise")
     tell.stage("records")
-    outcome = _outcome(folder, made)
+    outcome = _outcome(folder)
     rows = attack_rows(made, outcome, sites, test)
     similarity = [r for r in rows if r["attack"].startswith("closest")]
     attacks = [r for r in rows if r not in similarity]
@@ -215,26 +215,14 @@ def _noise_row(name: str, found: Verdict, sees: str) -> dict[str, Any]:
     return {"audit": name, "sees": sees} | asdict(found)
 
 
-def _outcome(folder: Path, made: Prepared) -> Outcome:
+def _outcome(folder: Path) -> Outcome:
     """Read back what a run left."""
     classifiers: dict[str, Classifier] = {}
     for path in sorted(folder.glob("classifier*.safetensors")):
         classifiers[classifier_extra(path).get("head", path.stem)] = load_classifier(path)
     if not classifiers:
         raise ConfigError(f"RUN must hold classifier.safetensors. Got {folder}")
-    return Outcome(_synthetic(folder / "synthetic" / "synthetic.npz", made), classifiers)
-
-
-def _synthetic(path: Path, made: Prepared) -> Images | None:
-    if not path.is_file():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            pixels, labels = torch.from_numpy(file["images"]), torch.from_numpy(file["labels"])
-    except (OSError, ValueError, KeyError) as e:
-        raise DataError(f"'{path}' must be a synthetic set. Got {e}") from e
-    pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
-    return Images(pixels, labels, made.task.classes)
+    return Outcome(find_synthetic(folder), classifiers)
 
 
 def _losses(

@@ -33,7 +33,14 @@ from fedgist.setup import Prepared, Sites
 from fedgist.train import Network, Recipe, evaluate, personalise, train
 from fedgist.types import Images, Merged, Outcome, Task, Tensors
 
-__all__ = ["attack_rows", "epsilon_curve", "evaluate_folder", "exact_outcome", "score_heads"]
+__all__ = [
+    "attack_rows",
+    "epsilon_curve",
+    "evaluate_folder",
+    "exact_outcome",
+    "score_heads",
+    "task_of",
+]
 
 EPSILONS = (0.3, 1.0, 3.0, 10.0, 30.0)
 JUDGED = 2000  # test images that the curve over ε is measured on, at most
@@ -215,7 +222,7 @@ def evaluate_folder(folder: Path, test: str, split: str) -> dict[str, Any]:
     scores, images = [], 0
     for path in files:
         meta = classifier_extra(path)
-        task = _task(meta, path)
+        task = task_of(meta, path)
         source = open_source(test)
         if split not in source.splits:
             raise DataError(f"--split must be one of {list(source.splits)}. Got '{split}'")
@@ -228,7 +235,12 @@ def evaluate_folder(folder: Path, test: str, split: str) -> dict[str, Any]:
     return {"folder": str(folder), "test": test, "images": images, "scores": scores}
 
 
-def _task(meta: Mapping[str, str], path: Path) -> Task:
+def task_of(meta: Mapping[str, str], path: Path) -> Task:
+    """Return the task that a classifier file says it was made for.
+
+    Raises:
+        DataError: it says none that reads.
+    """
     try:
         fields = json.loads(meta["task"])
         return Task(**(fields | {"classes": tuple(fields["classes"])}))

@@ -19,10 +19,11 @@ from torch import Tensor
 from fedgist.data import open_source
 from fedgist.encoders import Encoder, load_encoder
 from fedgist.errors import ConfigError, DataError, EncoderError, MissingExtra
-from fedgist.evaluation import _task
+from fedgist.evaluation import task_of
 from fedgist.progress import Progress
 from fedgist.report.export import classifier_extra, load_classifier
 from fedgist.report.folder import Clock
+from fedgist.report.formats import find_synthetic
 from fedgist.report.record import versions, write_json
 from fedgist.run import generator
 from fedgist.train.accuracy import accuracies, agreement
@@ -93,7 +94,7 @@ def evaluate_utility(
     tell, clock = progress or Progress(), Clock()
     found, task = _classifiers(folder)
     real = _read(test, split, task)
-    synthetic, notes = _synthetic(folder, task), [PRIVATE]
+    synthetic, notes = find_synthetic(folder), [PRIVATE]
     clock.lap("load")
     tell.stage("classifiers")
     scores = {head: _predict(c, real) for head, (_, c) in found.items()}
@@ -151,7 +152,7 @@ def _classifiers(folder: Path) -> tuple[dict[str, tuple[Path, Classifier]], Task
     for path in files:
         head = classifier_extra(path).get("head", path.stem)
         found[head] = (path, load_classifier(path))
-    return found, _task(classifier_extra(files[0]), files[0])
+    return found, task_of(classifier_extra(files[0]), files[0])
 
 
 def _read(where: str, split: str, task: Task) -> Images:
@@ -159,11 +160,6 @@ def _read(where: str, split: str, task: Task) -> Images:
     if not len(images):
         raise DataError(f"'{where}' must have images to measure on. Got 0 in its split '{split}'")
     return images
-
-
-def _synthetic(folder: Path, task: Task) -> Images | None:
-    path = folder / "synthetic" / "synthetic.npz"
-    return open_source(path).images("train", task) if path.is_file() else None
 
 
 def _predict(classifier: Classifier, images: Images) -> Tensor:

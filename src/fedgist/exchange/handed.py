@@ -6,7 +6,6 @@ it, in ``GIST.decision.json``.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,14 @@ from fedgist.agreement import Agreement
 from fedgist.errors import ConfigError, ProtocolError
 from fedgist.exchange.gist import sent_specs
 from fedgist.exchange.letter import Letter, read_letter
-from fedgist.exchange.receipt import Pending, Receipt, Verdict, WithheldImages, said_of
+from fedgist.exchange.receipt import (
+    Pending,
+    Receipt,
+    Verdict,
+    WithheldImages,
+    kept_receipt,
+    said_of,
+)
 from fedgist.exchange.store import write_durably
 from fedgist.exchange.wire import duty_of, promise, wire_blocks, wire_specs
 from fedgist.privacy.identity import Identity, Public
@@ -92,18 +98,9 @@ class Handed:
         """Return the decision about it.
 
         Raises:
-            ProtocolError: it was not signed by this site as it stands.
+            ProtocolError: it was not signed by this site as it stands, or is about another task.
         """
-        place = self.place(step)
-        try:
-            return Receipt.read(place.read_bytes(), self.public)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as e:
-            raise ProtocolError(
-                f"'{place}' must be a decision that this site signed. Got {e}: it counts for "
-                "nothing; delete it and decide again"
-            ) from e
+        return kept_receipt(self.place(step), self.public, self.agreement.digest, step)
 
     def receipts(self) -> list[Receipt]:
         """Return the decision about it, if there is one."""

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from fedgist.agreement import Agreement
+from fedgist.errors import ProtocolError
 from fedgist.privacy.identity import Identity, Public
 from fedgist.types import Images
 
@@ -25,6 +26,7 @@ __all__ = [
     "WithheldImages",
     "data_hash",
     "image_hashes",
+    "kept_receipt",
     "round_of",
     "said_of",
     "utc_now",
@@ -252,6 +254,27 @@ def round_of(step: str) -> int:
     """Return the number of a step's round, from 0; -1 where it names none."""
     number = step.partition(".")[0]
     return int(number) if number.isdecimal() else -1
+
+
+def kept_receipt(path: Path, public: Public, task: str, step: str) -> Receipt | None:
+    """Read a decision of a site about one step of a task; None where there is no file.
+
+    Raises:
+        ProtocolError: it is forged, altered, or for another task, step or site.
+    """
+    try:
+        found = Receipt.read(path.read_bytes(), public)
+        for key, value in {"task": task, "step": step, "site": public.name}.items():
+            if found.said[key] != value:
+                raise ValueError(f"{key} {found.said[key]}")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise ProtocolError(
+            f"'{path}' must be a decision that this site signed. Got {e}: it counts for "
+            "nothing; delete it and decide again"
+        ) from e
+    return found
 
 
 def image_hashes(images: Images) -> list[str]:

@@ -32,6 +32,7 @@ from fedgist.exchange.receipt import (
     Verdict,
     WithheldImages,
     data_hash,
+    kept_receipt,
     round_of,
     said_of,
     utc_now,
@@ -243,21 +244,7 @@ class Review:
         Raises:
             ProtocolError: it is forged, altered, or for another task or step.
         """
-        path = self.place(step)
-        try:
-            found = Receipt.read(path.read_bytes(), self.public)
-            want = {"task": self.agreement.digest, "step": step, "site": self.public.name}
-            for key, value in want.items():
-                if found.said[key] != value:
-                    raise ValueError(f"{key} {found.said[key]}")
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-            raise ProtocolError(
-                f"'{path}' must be a decision that this site signed. Got {e}: it counts for "
-                "nothing; delete it and decide again"
-            ) from e
-        return found
+        return kept_receipt(self.place(step), self.public, self.agreement.digest, step)
 
     def receipts(self) -> list[Receipt]:
         """Return every decision of the task, the first round first. Raises as `receipt`."""

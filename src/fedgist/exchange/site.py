@@ -40,7 +40,7 @@ from fedgist.exchange.wire import (
 )
 from fedgist.policy import Policy
 from fedgist.privacy.identity import Identity
-from fedgist.privacy.ledger import Ledger, Release, release_of
+from fedgist.privacy.ledger import Ledger
 from fedgist.privacy.secure_sum import STAGES, Member
 from fedgist.run import generator
 from fedgist.types import Images, Round, Tensors
@@ -228,8 +228,8 @@ class Site:
             return self._reviewed(step, asked, r, rnd, shared, images)
         self.policy.check_images(images)
         if r == 0:  # no round is spent on a task that the cap would stop half-way
-            self.ledger.check([self._entry(n) for n in range(len(self._rounds))], images)
-        self.ledger.record(self._entry(r), images, by=self._token())
+            self.ledger.check([self.agreement.release(n) for n in range(len(self._rounds))], images)
+        self.ledger.record(self.agreement.release(r), images, by=self._token())
         memory = self._memory()
         gist = self._made(r, rnd, shared, images, memory)
         if memory:
@@ -264,11 +264,12 @@ class Site:
             check=self.policy.check_images,
             # Nothing is spent by making, but what could not be sent need not be looked at.
             spend=lambda: self.ledger.check(
-                [self._entry(n) for n in (range(len(self._rounds)) if r == 0 else (r,))], images
+                [self.agreement.release(n) for n in (range(len(self._rounds)) if r == 0 else (r,))],
+                images,
             ),
         )
         agreed = self._desk.agreed(self.identity, step, asked, images, maker, self.look)
-        self.ledger.record(self._entry(r), images, by=self._token())
+        self.ledger.record(self.agreement.release(r), images, by=self._token())
         self._desk.sending(self.identity, agreed)
         if agreed.after:
             write_durably(self.folder / "memory.safetensors", agreed.after)
@@ -288,11 +289,6 @@ class Site:
     @property
     def _rounds(self) -> tuple[Round, ...]:
         return self.agreement.plan.rounds
-
-    def _entry(self, r: int) -> Release:
-        a = self.agreement
-        method = str(a.method["name"])
-        return release_of(a.digest, a.task, method, a.plan.claim, self._rounds, r)
 
     def _seal(self, step: str, asked: str, tensors: Tensors, secret: bytes) -> bytes:
         """Sign an answer and keep it, with its secrets, before it may leave."""

@@ -28,7 +28,6 @@ from fedgist.method import Picturing
 from fedgist.policy import Policy, Rule
 from fedgist.privacy.accounting import is_sampled
 from fedgist.privacy.ledger import Ledger
-from fedgist.privacy.spending import Release, release_of
 from fedgist.queries import MomentsQuery, Query
 from fedgist.run import derive, generator
 from fedgist.types import Images, Merged, Round, Tensors
@@ -37,7 +36,6 @@ __all__ = [
     "FIXED",
     "Examined",
     "asked_of",
-    "entry",
     "evidence_of",
     "first_of",
     "ledger_of",
@@ -137,13 +135,7 @@ def ledger_of(
     """Return what these rounds cost the site's images (`Ledger.preview`), or None."""
     if ledger is None or site.images is None or not rounds:
         return None
-    return ledger.preview([entry(site.agreement, n) for n in rounds], site.images)
-
-
-def entry(agreement: Agreement, r: int) -> Release:
-    """Return how a ledger names one round of a task."""
-    a = agreement
-    return release_of(a.digest, a.task, str(a.method["name"]), a.plan.claim, a.plan.rounds, r)
+    return ledger.preview([site.agreement.release(n) for n in rounds], site.images)
 
 
 def evidence_of(site: Examined) -> dict[str, Any]:

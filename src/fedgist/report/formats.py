@@ -47,8 +47,9 @@ from fedgist.report.record import read_json, write_json
 from fedgist.types import Images
 from fedgist.whole import write_whole
 
-__all__ = ["FORMATS", "export", "read_synthetic"]
+__all__ = ["FORMATS", "export", "find_synthetic", "read_synthetic"]
 
+SYNTHETIC = Path("synthetic") / "synthetic.npz"
 SHARD = 10_000  # images in one Parquet file or tar: tens of megabytes
 GROUP = 1_000  # rows of a Parquet row group: what a reader holds at once
 
@@ -128,12 +129,23 @@ def read_synthetic(run: Path) -> Images:
     Raises:
         DataError: there is none, or it is damaged.
     """
-    path = run / "synthetic" / "synthetic.npz"
-    if not path.is_file():
+    if (found := find_synthetic(run)) is None:
         raise DataError(
-            f"a run must have left synthetic images to export them. Got no '{path}': its method "
-            "makes none, or this is no folder of a run"
+            f"a run must have left synthetic images to export them. Got no '{run / SYNTHETIC}': "
+            "its method makes none, or this is no folder of a run"
         )
+    return found
+
+
+def find_synthetic(run: Path) -> Images | None:
+    """Read the synthetic set of a run, or return None where there is none.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    path = run / SYNTHETIC
+    if not path.is_file():
+        return None
     source = open_source(path)
     held = source.read("train")
     pixels = torch.from_numpy(np.ascontiguousarray(held.pixels))

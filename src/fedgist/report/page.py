@@ -12,13 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from fedgist.report import numbers, words
 from fedgist.report.bars import budget_plot, even_rounds
 from fedgist.report.figures import class_samples, heat_map, png_uri, spectrum
-from fedgist.report.layout import moment as _moment
-from fedgist.report.layout import template
+from fedgist.report.layout import moment, template
 from fedgist.report.plots import accuracy_plot, roc_plot
 from fedgist.report.verdicts import limit_words, roc_words
 from fedgist.types import Images
@@ -53,11 +50,7 @@ def render_page(
 ) -> str:
     """Return the page as HTML; ``exposure_uri`` is the picture of attacks. See `write_page`."""
     context = _context(_complete(report), samples) | {"exposure_uri": exposure_uri}
-    return _template().render(context)
-
-
-def _template() -> jinja2.Template:
-    return template("page.html.j2")
+    return template("page.html.j2").render(context)
 
 
 def _complete(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +88,7 @@ def _context(report: dict[str, Any], samples: Images | None) -> dict[str, Any]:
         "r": report,
         "claim": report["claim"],
         "task": report["task"],
-        "created": _moment(report["created"]),
+        "created": moment(report["created"]),
         "banners": words.banners(report),
         "lead": words.lead(report, synthetic),
         "best": _best(report["heads"]),
