@@ -164,8 +164,9 @@ def print_inspection(record: Mapping[str, Any]) -> None:
             out.print(
                 f"[red]broken[/red]  {rule['title']}: {rule['got']}, allowed: {rule['limit']}"
             )
-    kept, whose = sum(r["kept"] for r in rules), "the policy's" if record["policy"] else "default"
-    out.print(f"[bold]rules[/bold]   {kept} of {len(rules)} {whose} rules kept")
+    kept = sum(r["kept"] for r in rules)
+    whose = "the policy's" if record["policy"] else "the defaults"
+    out.print(f"[bold]rules[/bold]   {kept} of {len(rules)} rules kept ({whose})")
     out.print(f"[bold]SHA-256[/bold] {w['gist']}")
     if w["decision"]:
         out.print(f"[bold]decided[/bold] {w['decision']['decision']}, not sent yet")
