@@ -103,7 +103,7 @@ def invoke(*words):
         (
             TWO + "[sweep]\n'data.clients' = {values=[1], label='x'}\n"
             "'data.limit' = {values=[1], label='x'}\n",
-            "labels of the sweep must differ",
+            "sweep: labels must differ",
         ),
     ],
 )
@@ -329,6 +329,66 @@ def test_kept_sums_want_one_round_and_noise_by_the_server(write):
     logistic = text.replace('method.heads = ["lda"]', 'method.name = "logistic"')
     (line,) = run_suite(planned(load_suite(write(logistic)), quick=True))
     assert line["error"].startswith("ConfigError: sums_once must go with one round")
+
+
+NETWORKS = """
+name = "toy"
+seeds = [0]
+[base]
+data.source = "fashion-mini"
+data.limit = 120
+data.clients = 3
+privacy.epsilon = inf
+method.epochs = 1
+method.recipe.width = 2
+evaluation.ceiling = false
+[[case]]
+name = "together"
+set = ["method.name=ensemble"]
+uploads_once = true
+[[case]]
+name = "distilled"
+set = ["method.name=dense", "method.generate={epochs=2, steps=1, batch=8, width=2}"]
+uploads_once = true
+[[case]]
+name = "longer"
+set = ["method.name=ensemble", "method.epochs=2"]
+uploads_once = true
+"""
+
+
+def test_networks_trained_once_give_what_each_run_would_give(write, monkeypatch):
+    trained = []
+    true = measure_module.LocalExchange.round
+    monkeypatch.setattr(
+        measure_module.LocalExchange,
+        "round",
+        lambda self, *a: trained.append(self.method) or true(self, *a),
+    )
+    kept = run_suite(planned(load_suite(write(NETWORKS))))
+    assert [type(m).__name__ for m in trained] == ["EnsembleMethod", "EnsembleMethod"]
+    alone = run_suite(planned(load_suite(write(NETWORKS.replace("uploads_once = true", "")))))
+    assert len(trained) == 5
+    for one, two in zip(kept, alone, strict=True):
+        assert "error" not in one
+        assert one["heads"] == two["heads"]
+        same = ("claim", "bytes_up", "bytes_down", "hash")
+        assert [one[k] for k in same] == [two[k] for k in same]
+    assert kept[0]["client_seconds"] == kept[1]["client_seconds"] != kept[2]["client_seconds"]
+
+
+def test_kept_networks_want_clients_that_train_once(write):
+    text = BASE + '[[case]]\nname = "a"\nuploads_once = true\n'
+    (line,) = run_suite(planned(load_suite(write(text)), quick=True))
+    assert line["error"].startswith("ConfigError: uploads_once must go with a method whose clients")
+
+
+def test_a_case_may_have_a_sweep_of_its_own_or_none(write):
+    text = TWO + "sweep = {}\n" + '[[case]]\nname = "c"\n'
+    text += '[case.sweep]\n"data.clients" = [7]\n'
+    text += '[sweep]\n"privacy.epsilon" = [1, 2]\n'
+    names = [c.name for c in load_suite(write(text)).cases]
+    assert names == ["a, privacy.epsilon = 1", "a, privacy.epsilon = 2", "b", "c, data.clients = 7"]
 
 
 def test_the_commit_is_of_the_code_not_of_the_folder_one_is_in(tmp_path, monkeypatch):

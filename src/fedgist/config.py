@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fedgist.errors import ConfigError, did_you_mean
 from fedgist.method import Method, method_class
@@ -59,6 +59,15 @@ class Data(Strict):
     """Share of the clients that take part, drawn by the seed."""
     limit: int | None = Field(default=None, ge=1)
     """Use only this many images of the source (the first after a seeded shuffle)."""
+    held_out: float | None = Field(default=None, gt=0, lt=1)
+    """Set this share of the training images aside, drawn by the seed, and test on them, not on the
+    test split: settings are chosen so, never by test images."""
+
+    @model_validator(mode="after")
+    def _one_test_set(self) -> Data:
+        if self.held_out is not None and (self.test is not None or self.sites):
+            raise ValueError("held_out must go with a source alone, without test or sites")
+        return self
 
 
 class TaskOptions(Strict):

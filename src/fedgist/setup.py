@@ -84,7 +84,7 @@ def open_sites(made: Prepared) -> Sites:
             for name, where in zip(short, data.sites, strict=True)
         ]
         return Sites(loaders, names, None, None, lambda: _join([load() for load in loaders]))
-    images = made.source.images("train", task)
+    images, _ = _training(made)
     if data.limit is not None and data.limit < len(images):
         order = torch.randperm(len(images), generator=generator(seed, "limit"))
         images = images.take(order[: data.limit].sort().values)
@@ -121,10 +121,22 @@ def open_exchange(
 def test_images(made: Prepared) -> Images | None:
     """Return real images to test on, or None when there are none."""
     where = made.run.data.test
+    if made.run.data.held_out is not None:
+        return _training(made)[1]
     if where is not None:
         source = open_source(where)
         return source.prefer("test", made.task)
     return made.source.images("test", made.task) if "test" in made.source.splits else None
+
+
+def _training(made: Prepared) -> tuple[Images, Images | None]:
+    """Return a source's training images, and those of them that no client has (``held_out``)."""
+    images, share = made.source.images("train", made.task), made.run.data.held_out
+    if share is None:
+        return images, None
+    order = torch.randperm(len(images), generator=generator(made.run.seed, "held out"))
+    aside = min(max(1, round(share * len(images))), len(images) - 1)
+    return images.take(order[aside:].sort().values), images.take(order[:aside].sort().values)
 
 
 def blocks(plan: Plan, task: Task, privacy: Privacy) -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@
     [sweep]                                 # its product is taken with every case
     "data.clients" = [1, 10, 100]
     "privacy.epsilon" = { label = "ε", values = [1, 10] }
+
+A case may have a sweep of its own instead: ``sweep = {}`` for none, to stand beside all points.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class Case:
         expect: range that the mean over seeds must lie in, by head (or ``HEAD_ceiling``,
             ``HEAD_codec_consistent``), of accuracies in [0, 1].
         sums_once: exact sums are kept from case to case (see `fedgist.bench.measure.Sums`).
+        uploads_once: so are the clients' trained networks (`fedgist.bench.measure.Uploads`).
         only_quick, skip_quick: left out of whole runs, of quick ones.
         stem: the name without the sweep's values.
         sweep: label -> value of this point.
@@ -58,6 +61,7 @@ class Case:
     seeds: tuple[int, ...]
     expect: Mapping[str, tuple[float, float]]
     sums_once: bool
+    uploads_once: bool
     only_quick: bool
     skip_quick: bool
     stem: str
@@ -80,8 +84,10 @@ class _CaseTable(Strict):
     seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
     expect: dict[str, tuple[float, float]] = Field(default_factory=dict)
     sums_once: bool = False
+    uploads_once: bool = False
     only_quick: bool = False
     skip_quick: bool = False
+    sweep: dict[str, Any] | None = None
 
 
 class _FileTable(Strict):
@@ -119,10 +125,7 @@ def load_suite(path: Path) -> Suite:
     table = read_strict(path, _FileTable, "a benchmark")
     if table.case and table.accuracy:
         raise ConfigError(f"{path} must spell its cases [[case]] or [[accuracy]]. Got both")
-    axes = list(_axes(table.sweep, f"{path}: sweep"))
-    labels = [a.label for a in axes]
-    if len(set(labels)) < len(labels):
-        raise ConfigError(f"{path}: labels of the sweep must differ. Got {labels}")
+    axes = _sweep(table.sweep, f"{path}: sweep")
     raw = table.case or table.accuracy or ([{}] if axes else [])
     if not raw:
         raise ConfigError(f"{path} must have a [[case]] or a [sweep]. Got neither")
@@ -141,7 +144,10 @@ def _cases(
     raw: Mapping[str, Any], seeds: tuple[int, ...], axes: Sequence[_Axis], where: str
 ) -> Iterator[Case]:
     """Return one case for each point of the sweep."""
-    t = validated(_CaseTable, raw, f"{where} '{raw['name']}'" if raw.get("name") else where)
+    where = f"{where} '{raw['name']}'" if raw.get("name") else where
+    t = validated(_CaseTable, raw, where)
+    if t.sweep is not None:
+        axes = _sweep(t.sweep, f"{where}: sweep")
     if not (t.name or axes):
         raise ConfigError(f"{where}: name must be there. Got none")
     plain = Case(
@@ -150,6 +156,7 @@ def _cases(
         t.seeds or seeds,
         t.expect,
         t.sums_once,
+        t.uploads_once,
         t.only_quick,
         t.skip_quick,
         t.name,
@@ -164,6 +171,14 @@ def _cases(
             set=(*t.set, *(f"{a.key}={_toml(v)}" for a, v in point)),
             sweep={a.label: v for a, v in point},
         )
+
+
+def _sweep(table: Mapping[str, Any], where: str) -> list[_Axis]:
+    axes = list(_axes(table, where))
+    labels = [a.label for a in axes]
+    if len(set(labels)) < len(labels):
+        raise ConfigError(f"{where}: labels must differ. Got {labels}")
+    return axes
 
 
 def _axes(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[_Axis]:

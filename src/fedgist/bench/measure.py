@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from fedgist.config import Run
 from fedgist.errors import ConfigError
 from fedgist.evaluation import exact_outcome, score_heads
 from fedgist.exchange.local import LocalExchange
+from fedgist.methods._oneshot import OneShot
+from fedgist.progress import Visit
 from fedgist.report.record import versions
-from fedgist.run import drive
-from fedgist.setup import Prepared, open_exchange, open_sites, prepare_run, test_images
+from fedgist.run import Exchange, drive
+from fedgist.setup import Prepared, Sites, open_exchange, open_sites, prepare_run, test_images
 from fedgist.types import Merged, Round, Tensors
 
-__all__ = ["PICKED", "Kept", "Sums", "fresh_peak", "peak_memory", "pick", "provenance"]
+__all__ = ["PICKED", "Kept", "Sums", "Uploads", "fresh_peak", "peak_memory", "pick", "provenance"]
 
 PICKED = (
     *("heads", "claim", "membership", "timings", "server_seconds", "bytes_up", "bytes_down"),
@@ -83,18 +85,7 @@ class Sums:
         sites = open_sites(made)
         local = open_exchange(made, sites, observe=True)
         self._fill(made, local)
-        started = time.perf_counter()
-        outcome = drive(made.method, made.task, Kept(local), made.plan.rounds, run.seed)
-        server = time.perf_counter() - started
-        bare = exact_outcome(made, local) if run.evaluation.ceiling else None
-        return {
-            "heads": score_heads(made, outcome, bare, sites, test_images(made)),
-            "claim": made.plan.claim.record(),
-            "membership": None,
-            "timings": {"server": server},
-            "details": outcome.details,
-            "bytes_up": made.plan.bytes_up,
-        }
+        return _report(made, sites, local, Kept(local)) | {"bytes_up": made.plan.bytes_up}
 
     def _fill(self, made: Prepared, local: LocalExchange) -> None:
         """Give the exchange its exact sums, from before or by visiting every client."""
@@ -121,6 +112,71 @@ class Kept:
         """Return the noised sums."""
         local = self._local
         return Merged(local.noised(r, rnd, local.exact), local.sigma, len(local.sites))
+
+
+class Uploads:
+    """Networks that clients have trained once, kept from case to case.
+
+    Where methods differ only in what the server makes of the networks, each client trains as
+    before; it does so once, and every case gets what `execute` would give it. Seconds of clients
+    are those of the first time.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Merged, list[Visit]]] = {}
+
+    def report(self, run: Run) -> dict[str, Any]:
+        """Run one case on networks that may be there; return the parts that `pick` wants.
+
+        Raises:
+            ConfigError: the method's clients do not train once and send their network.
+        """
+        made = prepare_run(run)
+        if not isinstance(made.method, OneShot):
+            raise ConfigError(
+                "uploads_once must go with a method whose clients send one trained network. "
+                f"Got {run.method['name']}"
+            )
+        sites = open_sites(made)
+        local = open_exchange(made, sites, observe=False)
+        alike = [run.data, run.task, run.seed, made.method.recipe, made.method.epochs]
+        found = _report(made, sites, local, _Trained(local, self._kept, repr(alike)))
+        up, down = (max(getattr(v, k) for v in local.visits) for k in ("bytes_up", "bytes_down"))
+        clients = [{"seconds": v.seconds} for v in local.visits]
+        return found | {"bytes_up": up, "bytes_down": down, "clients": clients}
+
+
+@dataclass
+class _Trained:
+    """An exchange that visits clients only where nobody has trained alike before."""
+
+    local: LocalExchange
+    kept: dict[str, tuple[Merged, list[Visit]]]
+    key: str
+
+    def round(self, r: int, rnd: Round, shared: Tensors) -> Merged:
+        """Return the clients' networks."""
+        if self.key not in self.kept:
+            self.kept[self.key] = self.local.round(r, rnd, shared), self.local.visits
+        merged, self.local.visits = self.kept[self.key]
+        return merged
+
+
+def _report(
+    made: Prepared, sites: Sites, local: LocalExchange, exchange: Exchange
+) -> dict[str, Any]:
+    """Run the protocol over another exchange; return what `pick` wants of both kinds of cases."""
+    started = time.perf_counter()
+    outcome = drive(made.method, made.task, exchange, made.plan.rounds, made.run.seed)
+    server = time.perf_counter() - started
+    bare = exact_outcome(made, local) if made.run.evaluation.ceiling else None
+    return {
+        "heads": score_heads(made, outcome, bare, sites, test_images(made)),
+        "claim": made.plan.claim.record(),
+        "membership": None,
+        "timings": {"server": server},
+        "details": outcome.details,
+    }
 
 
 def provenance() -> dict[str, Any]:

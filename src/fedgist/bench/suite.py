@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgist.bench.file import Case, Suite, quicken
 from fedgist.bench.lines import Lines, plain
-from fedgist.bench.measure import Sums, fresh_peak, peak_memory, pick, provenance
+from fedgist.bench.measure import Sums, Uploads, fresh_peak, peak_memory, pick, provenance
 from fedgist.config import Run, load, plain_toml
 from fedgist.errors import ConfigError, FedGistError
 from fedgist.experiment import execute
@@ -120,7 +120,7 @@ def run_suite(
         again: run what has a result, too.
         tell: called after each run.
     """
-    where, sums = provenance(), Sums()
+    where, kept = provenance(), (Sums(), Uploads())
     before = [] if again or lines is None else lines.all
     there, latest = _there(before), {(r["case"], r["seed"]): r["hash"] for r in before}
     out = []
@@ -128,7 +128,7 @@ def run_suite(
         started = time.perf_counter()
         old = there.get((p.hash, p.case.name)) or there.get((p.hash, None))
         if old is None:
-            line = _measured(p, sums, where)
+            line = _measured(p, *kept, where)
             line = plain(line) if lines is None else lines.add(line)
             there |= {} if again else _there([line])
         else:
@@ -147,7 +147,7 @@ def _there(lines: Iterable[Line]) -> dict[tuple[str, str | None], Line]:
     return {(r["hash"], name): r for r in good for name in (None, r["case"])}
 
 
-def _measured(p: Planned, sums: Sums, where: Mapping[str, Any]) -> Line:
+def _measured(p: Planned, sums: Sums, uploads: Uploads, where: Mapping[str, Any]) -> Line:
     """Run one case with one seed; an error of ours becomes part of the line."""
     started = time.perf_counter()
     fresh_peak()
@@ -157,7 +157,8 @@ def _measured(p: Planned, sums: Sums, where: Mapping[str, Any]) -> Line:
         return line | {"error": p.error}
     line["config"] = p.run.model_dump()
     try:
-        report = sums.report(p.run) if p.case.sums_once else execute(p.run).report
+        once = sums if p.case.sums_once else uploads if p.case.uploads_once else None
+        report = execute(p.run).report if once is None else once.report(p.run)
         found = plain(pick(report))
     except FedGistError as e:
         return line | {"error": _named(e), "seconds": time.perf_counter() - started}

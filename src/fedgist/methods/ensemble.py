@@ -23,14 +23,14 @@ import torch
 
 from fedgist.methods._oneshot import OneShot
 from fedgist.train.ensemble import Mix
-from fedgist.types import Outcome, State, Task
+from fedgist.types import Classifier, Outcome, State, Task
 
 __all__ = ["EnsembleMethod"]
 
 
 @dataclass(frozen=True)
 class EnsembleMethod(OneShot):
-    """Head ``ensemble``.
+    """Heads ``ensemble`` and, of the same networks, ``average``: one-shot FedAvg by images.
 
     Attributes:
         recipe, epochs: as in `OneShot`.
@@ -48,4 +48,5 @@ class EnsembleMethod(OneShot):
             _, images = self.uploads(state)
             ensemble = replace(ensemble, shares=images / images.sum())
         details = {"seconds": {}, "members": len(ensemble.members)}
-        return Outcome(None, {"ensemble": ensemble}, details)
+        heads: dict[str, Classifier] = {"ensemble": ensemble, "average": self.average(task, state)}
+        return Outcome(None, heads, details)
