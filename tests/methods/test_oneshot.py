@@ -102,6 +102,21 @@ def test_a_mixture_is_the_mean_of_probabilities_or_of_logits():
     assert not np.allclose(got, geometric, atol=0.01)  # mean of log-probabilities: another thing
     alone = torch.tensor([0.0, 1.0, 0.0])
     assert torch.allclose(mixed(each, alone, "probabilities"), each[1].log_softmax(1), atol=1e-6)
+    far = torch.tensor([[[500.0, 0.0]], [[0.0, 500.0]]])  # e^-500 is no float
+    got = mixed(far, torch.tensor([1.0, 0.0]), "probabilities")
+    assert torch.allclose(got, far[0].log_softmax(1))
+
+
+def test_the_slope_of_a_share_is_finite_where_the_share_is_zero():
+    each, shares = 2 * draws(3, 4, 3), torch.tensor([0.0, 0.75, 0.25])
+    p = softmax(each.double().numpy())
+    for mix, right in (
+        ("probabilities", p / np.einsum("k,kbc->bc", shares.double().numpy(), p)),
+        ("logits", each.double().numpy()),
+    ):
+        free = shares.clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(mixed(each, free, mix).sum(), free)
+        assert np.allclose(slope, right.sum((1, 2)), rtol=1e-4)
 
 
 @pytest.mark.parametrize("mix", ["probabilities", "logits"])
@@ -329,28 +344,32 @@ def test_the_loss_of_co_boosting_weighs_hard_images():
     assert abs(got - (-np.log(p) - 0.5 * 9 * kl(t / 3, s / 3)).mean()) > 0.05
 
 
-def test_weights_move_by_the_sign_of_the_losss_slope():
+@pytest.mark.parametrize("mix", ["logits", "probabilities"])
+def test_weights_move_by_the_sign_of_the_losss_slope(mix):
     each, labels = 2 * draws(4, 20, 3), torch.arange(20) % 3
     weights = torch.tensor([0.4, 0.005, 0.3, 0.999])
     z = each.double().numpy()
 
     def loss(w):
-        mean = np.einsum("k,kbc->bc", w / w.sum(), z)
-        return -np.log(softmax(mean)[np.arange(20), labels]).mean()
+        means = {
+            "logits": softmax(np.einsum("k,kbc->bc", w / w.sum(), z)),
+            "probabilities": np.einsum("k,kbc->bc", w / w.sum(), softmax(z)),
+        }
+        return -np.log(means[mix][np.arange(20), labels]).mean()
 
     w = weights.double().numpy()
     slope = [(loss(w + h) - loss(w - h)) / 2e-5 for h in np.eye(4) * 1e-5]
     right = np.clip(w - 0.01 * np.sign(slope), 0, 1)
-    got = weight_step(weights, each, labels, 0.01)
+    got = weight_step(weights, each, labels, 0.01, mix)
     assert np.allclose(got, right, atol=1e-6)
     assert float(np.dot(slope, w)) == pytest.approx(0, abs=1e-6)  # all alike: no progress
     up = np.clip(w + 0.01 * np.sign(slope), 0, 1)
     assert not np.allclose(got, up, atol=1e-3)
     good = 3.0 * nn.functional.one_hot(labels, 3).float()
     pair, near = torch.stack([good, -good]), torch.tensor([0.995, 0.005])
-    assert weight_step(near, pair, labels, 0.01).tolist() == [1.0, 0.0]  # clipped at both ends
+    assert weight_step(near, pair, labels, 0.01, mix).tolist() == [1.0, 0.0]  # clipped at both ends
     alone = torch.tensor([0.001])  # its slope is 0 but for rounding
-    assert float(weight_step(alone, pair[:1], labels, 0.5)) > 0
+    assert float(weight_step(alone, pair[:1], labels, 0.5, mix)) > 0
 
 
 def test_the_better_member_gains_weight_from_the_second_epoch_on():

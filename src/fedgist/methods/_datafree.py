@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from fedgist.compress import as_uint8
 from fedgist.errors import ConfigError
 from fedgist.methods._oneshot import Distil, OneShot, Student, batches, positive
-from fedgist.train.ensemble import Ensemble, mixed
+from fedgist.train.ensemble import Ensemble, Mix, mixed
 from fedgist.train.models import initialise
 from fedgist.types import BATCH, Classifier, Outcome, State, Task
 
@@ -155,11 +155,14 @@ class DataFree(OneShot):
         generate: how images are made.
         distil: how the student learns.
         adversarial: weight of the disagreement of ensemble and student in the generator's loss.
+        mix: whether the ensemble's ``logits`` are averaged, as published, or ``probabilities``, of
+            which a network that is overly sure cannot outvote all others.
     """
 
     generate: Generate = Generate()
     distil: Distil = DISTIL
     adversarial: float = 1.0
+    mix: Mix = "logits"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,7 +186,7 @@ class DataFree(OneShot):
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
         """Generate, reweigh, distil, in turn; return the student and the ensemble."""
         started, g, d = time.perf_counter(), self.generate, self.distil
-        ensemble = self.ensemble(task, state)
+        ensemble = self.ensemble(task, state, self.mix)
         weights = ensemble.shares
         student = self.student(task, state, d, self._updates(), rng)
         generator = new_generator(task, g, rng)

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from fedgist.errors import ConfigError
 from fedgist.methods._datafree import DataFree, Pool
 from fedgist.methods._oneshot import Distil, batches, divergence
-from fedgist.train.ensemble import Ensemble, mixed
+from fedgist.train.ensemble import Ensemble, Mix, mixed
 
 __all__ = ["CoBoosting", "moved", "weight_step"]
 
@@ -46,7 +46,7 @@ class CoBoosting(DataFree):
     """Heads ``co_boosting`` and ``ensemble``, the latter with the weights that were learned.
 
     Attributes:
-        recipe, epochs, generate, distil: as in `DataFree`.
+        recipe, epochs, generate, distil, mix: as in `DataFree`.
         adversarial: β.
         step: μ, of a client's weight.
         decay: of μ from epoch to epoch, in (0, 1].
@@ -78,7 +78,7 @@ class CoBoosting(DataFree):
             return weights
         step = self.step * self.decay**epoch
         for rows in batches(len(pool), self.distil.batch, rng):
-            weights = weight_step(weights, pool.each[:, rows], pool.labels[rows], step)
+            weights = weight_step(weights, pool.each[:, rows], pool.labels[rows], step, self.mix)
         return weights
 
     def seen(
@@ -90,10 +90,12 @@ class CoBoosting(DataFree):
             return x, ensemble.logits(x)
 
 
-def weight_step(weights: Tensor, each: Tensor, labels: Tensor, step: float) -> Tensor:
+def weight_step(
+    weights: Tensor, each: Tensor, labels: Tensor, step: float, mix: Mix = "logits"
+) -> Tensor:
     """Return weights float32 ``[k]`` after one sign step for logits ``[k, b, classes]``."""
     free = weights.clone().requires_grad_(True)
-    loss = F.cross_entropy(mixed(each, free / free.sum(), "logits"), labels)
+    loss = F.cross_entropy(mixed(each, free / free.sum(), mix), labels)
     (gradient,) = torch.autograd.grad(loss, free)
     after = (weights - step * gradient.sign()).clamp(0, 1)
     return after if float(after.sum()) > 0 else weights

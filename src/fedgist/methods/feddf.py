@@ -30,6 +30,7 @@ from fedgist.compress import as_uint8
 from fedgist.data import open_source
 from fedgist.errors import ConfigError
 from fedgist.methods._oneshot import Distil, OneShot, batches
+from fedgist.train.ensemble import Mix
 from fedgist.types import BATCH, Outcome, Round, State, Task
 
 __all__ = ["FedDF"]
@@ -48,11 +49,13 @@ class FedDF(OneShot):
             private, in the task's format after conversion.
         images: how many of them are used, at most.
         distil: how the student learns; ``passes`` has no effect.
+        mix: of the ensemble: ``logits`` as published, or ``probabilities``.
     """
 
     public: str = NOISE
     images: int = 5000
     distil: Distil = DISTIL
+    mix: Mix = "logits"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +88,7 @@ class FedDF(OneShot):
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
         """Ask the ensemble about every image once, then distil."""
         started = time.perf_counter()
-        ensemble = self.ensemble(task, state)
+        ensemble = self.ensemble(task, state, self.mix)
         x = self._public(task, rng)
         with torch.no_grad():
             asked = [ensemble.logits(p.to(torch.float32) / 255) for p in torch.split(x, BATCH)]

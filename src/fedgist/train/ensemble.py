@@ -28,8 +28,11 @@ def mixed(each: Tensor, shares: Tensor, mix: Mix) -> Tensor:
     """
     if mix == "logits":
         return torch.einsum("k,kbc->bc", shares, each)
-    # log w_k inside the sum: a probability that is too small for a float does not become log 0
-    return (each.log_softmax(2) + shares.log()[:, None, None]).logsumexp(0)
+    # The greatest that counts is taken out: no probability becomes log 0, and the gradient of a
+    # share is finite where the share is 0.
+    logs = each.log_softmax(2)
+    most = logs.masked_fill((shares == 0)[:, None, None], -torch.inf).amax(0).detach()
+    return most + torch.einsum("k,kbc->bc", shares, (logs - most).clamp(max=80).exp()).log()
 
 
 @dataclass(frozen=True, eq=False)
