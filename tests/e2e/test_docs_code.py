@@ -10,6 +10,7 @@ import click
 import pytest
 import typer
 
+from fedgist.bench import read_lines
 from fedgist.cli import app
 from fedgist.cli.experiments import _sets
 from fedgist.config import load
@@ -22,6 +23,7 @@ PAGES = (
     "tutorial.md",
     "howto/own-data.md",
     "howto/choosing-epsilon.md",
+    "howto/comparing.md",
     "howto/own-encoder.md",
     "howto/own-method.md",
 )
@@ -74,6 +76,17 @@ def test_choosing_epsilon(walk, tmp_path):
     curve = json.loads((tmp_path / "rehearsal" / "report.json").read_text())["curve"]
     assert [r["epsilon"] for r in curve["rows"] if r["own"]] == [3.0]
     assert "(cap 10)" in said
+
+
+@pytest.mark.slow
+def test_comparing(walk, tmp_path):
+    said = walk(DOCS / "howto" / "comparing.md")
+    page = (tmp_path / "tables" / "compare.md").read_text()
+    assert page in said and "| statistics, ε = 3, split = iid |" in page
+    results = tmp_path / "results"
+    assert len(read_lines(results / "compare.jsonl")) == 6  # the second time nothing was run
+    held_out = [r["config"]["data"]["held_out"] for r in read_lines(results / "choice.jsonl")]
+    assert held_out == [0.2] * 4
 
 
 @pytest.mark.slow

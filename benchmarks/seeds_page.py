@@ -1,0 +1,193 @@
+"""The seeds' tables: sections of docs/results.md from the lines of `fedgist bench`.
+
+FedKT-CSD against one upload of other things, over splits, clients, participation and resolution;
+one-shot distillation without and with DP, beside the numbers that its paper gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedgist.bench.lines import read_lines
+from fedgist.bench.report import cell, records, shown, table
+from fedgist.report.record import read_json
+
+__all__ = ["sections"]
+
+RESULTS = Path(__file__).resolve().parent / "results"
+Records = Sequence[Mapping[str, Any]]
+
+# What a row is called, the case's name without its sweep, its head.
+OURS = (
+    ("FedKT-CSD `lda`, ε = 10", "FedKT-CSD, ε = 10", "lda"),
+    ("FedKT-CSD `lda`, ε = 1", "FedKT-CSD, ε = 1", "lda"),
+    ("FedKT-CSD decoded images → ConvNet-3, ε = 10", "FedKT-CSD, ε = 10", "decode"),
+    ("`logistic`, seven rounds, ε = 10", "logistic, seven rounds, ε = 10", "logistic"),
+)
+OTHERS = (
+    ("one-shot FedAvg", "ensemble", "average"),
+    ("DENSE", "DENSE", "dense"),
+    ("Co-Boosting", "Co-Boosting", "co_boosting"),
+    ("FedSD2C", "FedSD2C", "fedsd2c"),
+    ("*ceiling: ensemble of all networks*", "ensemble", "ensemble"),
+)
+CENTRAL = ("*ceiling: centralised*", "centralised, six epochs", "oneshot_fedavg")
+SPLITS = (
+    *OURS, *OTHERS,
+    ("FedAvg, ten rounds", "FedAvg, ten rounds of one epoch", "fedavg"), CENTRAL,
+)  # fmt: skip
+CLIENTS = (
+    ("FedKT-CSD `lda`, ε = 10", "FedKT-CSD's lda, ε = 10", "lda"),
+    ("one-shot FedAvg", "one-shot FedAvg", "oneshot_fedavg"), *OTHERS[1:],
+)  # fmt: skip
+SHARES = (
+    ("FedKT-CSD `lda`, ε = 10", "FedKT-CSD's lda, ε = 10", "lda"),
+    ("the same, no privacy", "FedKT-CSD's lda, no privacy", "lda"),
+    *(row for row in OTHERS if row[0] != "Co-Boosting"),
+)
+SMALL = (
+    ("FedKT-CSD `lda`, ε = 10", "FedKT-CSD, ε = 10", "lda"),
+    ("the same, no privacy", "FedKT-CSD, no privacy", "lda"),
+    ("FedKT-CSD decoded images → ConvNet-3, ε = 10", "FedKT-CSD, ε = 10", "decode"),
+    *OTHERS, ("*ceiling: centralised*", "centralised, ten epochs", "oneshot_fedavg"),
+)  # fmt: skip
+PIXELS = (
+    ("Fashion-MNIST, `lda`", "Fashion-MNIST, 20,000 images", "lda"),
+    ("Fashion-MNIST, `qda` on `pca` codes", "Fashion-MNIST, 20,000 images", "qda"),
+    ("emoji by style, `lda`", "emoji by style", "lda"),
+    ("the same, no privacy", "emoji by style", "lda_ceiling"),
+)
+
+# Seed 003's rows: name, ε, (result file, case, head) on Fashion-MNIST and on digits, published.
+DISTILLED = (
+    ("FedAvg, 20 rounds", "∞", ("fedavg_fashion", "FedAvg, 20 rounds, no privacy", "fedavg"),
+     ("distillation_mnist", "FedAvg, 20 rounds, no privacy", "fedavg"), "81.0 / 95.7"),
+    ("DOSFL", "∞", ("oneshot_distilled_fashion", "DOSFL, 10 steps of 5 inputs", "dosfl"),
+     ("distillation_mnist", "DOSFL, no privacy", "dosfl"), "50.4 / 76.5"),
+    ("FedD3", "∞",
+     ("oneshot_distilled_fashion", "FedD3, kernel inducing points, 10 images a class", "distilled"),
+     ("distillation_mnist", "FedD3, 10 images a class, no privacy", "distilled"), "73.6 / 91.9"),
+    ("FedSynth, five rounds", "∞",
+     ("oneshot_distilled_fashion", "FedSynth, 3 steps of 3 inputs, 5 rounds", "fedsynth"),
+     None, "–"),
+    ("distribution matching (`dm`)", "∞",
+     ("dm_fashion", "DM, 10 images a class, real start, no privacy", "distilled"),
+     ("distillation_mnist", "DM, 10 images a class, real start, no privacy", "distilled"),
+     "82.7 / 96.2 (ANIS)"),
+    ("DPFL: DP-FedAvg, one round", "10",
+     ("rounds_fashion", "DPFL, clipped updates, 1 round, ε = 10 for an image", "dp_fedavg"),
+     ("distillation_mnist", "DPFL, 1 round, ε = 10 for an image", "dp_fedavg"), "74.1 / 80.1"),
+    ("PPFL-DC", "10", ("rounds_fashion", "PPFL-DC, ε = 10", "distilled"),
+     ("distillation_mnist", "PPFL-DC, ε = 10", "distilled"), "73.6 / 90.4"),
+    ("NDPDC", "10", ("ndpdc_fashion", "NDPDC, ε = 10", "distilled"),
+     ("distillation_mnist", "NDPDC, ε = 10", "distilled"), "81.0 / 95.4"),
+    ("FedDM, three rounds", "10", ("feddm_fashion", "FedDM, 3 rounds, ε = 10", "distilled"),
+     ("distillation_mnist", "FedDM, 3 rounds, ε = 10", "distilled"), "81.0 / 95.5"),
+    ("ANIS, sound", "10", ("anis_fashion", "ANIS, sound, ε = 10", "distilled"),
+     ("distillation_mnist", "ANIS, sound, ε = 10", "distilled"), "81.5 / 95.8"),
+    ("additive class sums, matched (`collab_dm`)", "10",
+     ("additive_fashion", "additive, ε = 10", "distilled"),
+     ("distillation_mnist", "additive, ε = 10", "distilled"), "–"),
+    ("FedKT-CSD `lda`", "10", ("accuracy_fashion", "discriminant on scattering, ε = 10", "lda"),
+     ("distillation_mnist", "FedKT-CSD, lda, ε = 10", "lda"), "–"),
+)  # fmt: skip
+
+
+def sections() -> list[str]:
+    """Return the sections of what has been run."""
+    return [part for made in (_splits, _over, _distilled) for part in made()]
+
+
+def _splits() -> Iterator[str]:
+    if lines := _lines("splits_fashion"):
+        yield "## One upload, over splits, %"
+        yield (
+            "`fedgist bench benchmarks/splits_fashion.toml`: 10,000 images of Fashion-MNIST, ten "
+            "clients, ConvNet-3 of width 24 everywhere, six local epochs (published runs: two "
+            "hundred), settings chosen on held-out images (`choices_fashion.toml`), two seeds, "
+            "FedAvg one. Rows without ε promise nothing. FedKT-CSD's sums do not depend on the "
+            "split. Published in DENSE's paper (arXiv 2112.12371) for Dirichlet 0.1 / 0.5: FedAvg "
+            "41.7 / 83.7, DENSE 50.3 / 85.9."
+        )
+        yield pivot(lines, "split", SPLITS, cost=True)
+    if lines := _lines("oneshot_small") + _lines("oneshot_emoji"):
+        yield "The same on small sets (`oneshot_small.toml`, `oneshot_emoji.toml`), one seed:"
+        yield pivot(lines, "data", SMALL)
+
+
+def _over() -> Iterator[str]:
+    if lines := _lines("clients_fashion"):
+        yield "Over the number of clients (`clients_fashion.toml`, Dirichlet 0.1, one seed):"
+        yield pivot(lines, "clients", CLIENTS)
+    if lines := _lines("participation_fashion"):
+        yield (
+            "Over the share of fifty clients that take part (`participation_fashion.toml`, two "
+            "seeds; DENSE, FedSD2C one):"
+        )
+        yield pivot(lines, "participation", SHARES)
+    if lines := _lines("resolution"):
+        yield "Over the side in pixels that images are read at, ε = 10 (`resolution.toml`):"
+        yield pivot(lines, "pixels", PIXELS)
+
+
+def _distilled() -> Iterator[str]:
+    if not _lines("distillation_mnist"):
+        return
+    yield "## One-shot distillation, without and with DP, %"
+    yield (
+        "Fashion-MNIST: all 60,000 images, ten clients, Dirichlet 0.5. MNIST: 5,000 digits, four "
+        "clients. Published: Fashion-MNIST / MNIST as the ANIS paper prints them, all digits, with "
+        "ε, split and number of clients not stated, and clipping rules under which no finite ε "
+        "holds ([why](distillation.md#why-anis-as-published-is-not-private)). Here ε is for one "
+        "image, add/remove, δ = 1e-5, and holds."
+    )
+    rows = []
+    for name, epsilon, fashion, digits, published in DISTILLED:
+        rows.append((name, epsilon, _one(fashion), _one(digits), published))
+    yield table(("method", "ε", "Fashion-MNIST", "MNIST, 5,000", "published"), rows)
+
+
+def pivot(
+    lines: Records, label: str, rows: Sequence[tuple[str, str, str]], *, cost: bool = False
+) -> str:
+    """Return a table of one row a method and one column a value of a sweep.
+
+    A case without the sweep stands in every column. With ``cost``: bytes that a client sends, and
+    seconds of all clients and of the server, at the first column's value that was run.
+    """
+    found = records(lines)
+    values = list(dict.fromkeys(r["sweep"][label] for r in found if label in r["sweep"]))
+    body = []
+    for title, stem, head in rows:
+        mine = [r for r in found if r["stem"] == stem and head in r["mean"]]
+        if not mine:
+            continue
+        by = {r["sweep"].get(label): r for r in mine}
+        cells = [cell(by.get(v) or by.get(None), head) for v in values]
+        body.append((title, *cells, *(_cost(mine[0]) if cost else ())))
+    more = ("KiB up", "clients, s", "server, s") if cost else ()
+    return table((label, *(shown(v) for v in values), *more), body)
+
+
+def _cost(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    up, clients, server = (record[k] for k in ("bytes_up", "client_seconds", "server_seconds"))
+    return f"{up / 1024:,.0f}", "–" if clients is None else f"{clients:,.0f}", f"{server:,.0f}"
+
+
+def _one(where: tuple[str, str, str] | None) -> str:
+    """Return one number of a result file of either kind."""
+    if where is None:
+        return "–"
+    name, case, head = where
+    path = RESULTS / f"{name}.json"
+    if path.is_file():
+        rows = {r["name"]: r for r in read_json(path)["accuracy"]}
+    else:
+        rows = {r["case"]: r for r in records(_lines(name))}
+    return cell(rows.get(case), head)
+
+
+def _lines(name: str) -> list[dict[str, Any]]:
+    return read_lines(RESULTS / f"{name}.jsonl")
