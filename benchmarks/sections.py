@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from seeds_page import sections
 from sweeps import FILES, by_size, sweep, table
 
-from fedgist.bench.lines import read_lines
-from fedgist.bench.report import cell, records
+from fedgist.bench.report import cell
 from fedgist.report.record import read_json
 
 __all__ = ["ROOT", "cell", "found", "others"]
@@ -28,16 +28,7 @@ def others() -> list[str]:
             "Fluent; all rows of emoji are tested on all three styles.",
             small_table(small),
         ]
-    if shot := read_lines(ROOT / "benchmarks" / "results" / "oneshot_fashion.jsonl"):
-        parts += [
-            "## One upload of weights, %",
-            "`fedgist bench benchmarks/oneshot_fashion.toml`: no privacy, one seed, ConvNet-3 of "
-            "width 24, three local epochs; published runs take two hundred. What the server "
-            "makes of ten networks beside the ensemble of the same networks, whose probabilities "
-            "or logits are averaged. Last, `lda` with an ε: its sums are the same in any split. "
-            "That students begin with the average was preferred after a look at test images.",
-            oneshot_table(shot),
-        ]
+    parts += sections()
     if (seconds := found("seconds")) is not None:
         parts += ["## Seconds and bytes", seconds_table(seconds)]
     return parts
@@ -143,28 +134,6 @@ def small_table(results: dict[str, Any]) -> str:
             cells.append(text)
         rows.append((row["name"], *cells))
     return table(("case", *heads), rows)
-
-
-def oneshot_table(lines: list[dict[str, Any]]) -> str:
-    """One row a case: the head that the method is about, the ensemble behind it, cost."""
-    rows = []
-    for r in records(lines):
-        head, *_ = (h for h in r["mean"] if h != "ensemble" or len(r["mean"]) == 1)
-        other = r["mean"].get("ensemble") if head != "ensemble" else None
-        behind = "–" if other is None else f"{100 * other:.1f}"
-        size = f"{r['bytes_up'] / 1024:,.0f} KiB"
-        cost = (f"{r['client_seconds']:,.0f}", f"{r['server_seconds']:,.0f}")
-        rows.append((r["case"], "∞", f"{100 * r['mean'][head]:.1f}", behind, size, *cost))
-    ours = found("accuracy_fashion")
-    for e in (10, 1) if ours else ():
-        name = f"discriminant on scattering, ε = {e}"
-        case = next(row for row in ours["accuracy"] if row["name"] == name)
-        size = f"{case['runs'][0]['bytes_up'] / 1024:,.0f} KiB"
-        rows.append(
-            (f"FedKT-CSD, `lda`, any split, ε = {e}", e, cell(case, "lda"), "–", size, "", "")
-        )
-    head = ("case", "ε", "accuracy", "its ensemble", "upload", "client s, all", "server s")
-    return table(head, rows)
 
 
 def found(name: str) -> dict[str, Any] | None:

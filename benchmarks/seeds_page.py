@@ -6,15 +6,17 @@ one-shot distillation without and with DP, beside the numbers that its paper giv
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedgist.bench.lines import read_lines
-from fedgist.bench.report import cell, records, shown, table
+from fedgist.bench.report import cell, figure, records, shown, table
 from fedgist.report.record import read_json
 
-__all__ = ["sections"]
+__all__ = ["figures", "sections", "splits"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Records = Sequence[Mapping[str, Any]]
@@ -112,6 +114,19 @@ def _splits() -> Iterator[str]:
             "41.7 / 83.7, DENSE 50.3 / 85.9."
         )
         yield pivot(lines, "split", SPLITS, cost=True)
+        if full := read_lines(RESULTS / "oneshot_fashion.jsonl"):
+            yield (
+                "On all 60,000 images, Dirichlet 0.1, three local epochs, one seed "
+                "(`oneshot_fashion.toml`): what the server makes of ten networks, and the ensemble "
+                "of the same networks, whose probabilities or logits are averaged."
+            )
+            yield _costs(full)
+    if codes := _lines("oneshot_codes_fashion"):
+        yield (
+            "One upload of codes, decoders, noised images or feature sums, all 60,000 images, "
+            "Dirichlet 0.1, one seed (`oneshot_codes_fashion.toml`):"
+        )
+        yield _costs(codes)
     if lines := _lines("oneshot_small") + _lines("oneshot_emoji"):
         yield "The same on small sets (`oneshot_small.toml`, `oneshot_emoji.toml`), one seed:"
         yield pivot(lines, "data", SMALL)
@@ -120,6 +135,7 @@ def _splits() -> Iterator[str]:
 def _over() -> Iterator[str]:
     if lines := _lines("clients_fashion"):
         yield "Over the number of clients (`clients_fashion.toml`, Dirichlet 0.1, one seed):"
+        yield "![Accuracy against the number of clients](figures/clients.svg)"
         yield pivot(lines, "clients", CLIENTS)
     if lines := _lines("participation_fashion"):
         yield (
@@ -147,6 +163,42 @@ def _distilled() -> Iterator[str]:
     for name, epsilon, fashion, digits, published in DISTILLED:
         rows.append((name, epsilon, _one(fashion), _one(digits), published))
     yield table(("method", "ε", "Fashion-MNIST", "MNIST, 5,000", "published"), rows)
+
+
+def figures() -> dict[str, bytes]:
+    """Draw what depends on a number; return SVG by file name."""
+    asked = {"clients.svg": ("clients_fashion", CLIENTS)}
+    drawn = {name: figure(_chosen(_lines(of), rows)) for name, (of, rows) in asked.items()}
+    return {name: svg for name, svg in drawn.items() if svg is not None}
+
+
+def splits() -> str:
+    """Return the README's table, without cost."""
+    return pivot(_lines("splits_fashion"), "split", SPLITS)
+
+
+def _chosen(lines: Records, rows: Sequence[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
+    """Yield lines of the heads that a table shows, under the names that it has for them."""
+    for title, stem, head in rows:
+        name = re.sub(r"[*`]", "", title)
+        for r in lines:
+            if r["stem"] == stem and head in r.get("heads", {}):
+                case = {"case": f"{name}, {r['sweep']}", "stem": name}
+                yield dict(r) | case | {"heads": {name: r["heads"][head]}}
+
+
+def _costs(lines: Records) -> str:
+    """Return one row a case: the head that it is about, the ensemble behind it, cost."""
+    rows = []
+    for r in records(lines):
+        heads = [h for h in r["mean"] if h not in ("ensemble", "average") or len(r["mean"]) == 1]
+        best = " / ".join(f"{100 * r['mean'][h]:.1f}" for h in heads or r["mean"])
+        behind = cell(r, "ensemble") if heads and heads != ["ensemble"] else "–"
+        epsilon = "∞" if math.isinf(r["epsilon"]) else f"{r['epsilon']:g}"
+        rows.append((r["case"], epsilon, best, behind, *_cost(r)))
+    return table(
+        ("case", "ε", "accuracy", "its ensemble", "KiB up", "clients, s", "server, s"), rows
+    )
 
 
 def pivot(

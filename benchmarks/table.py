@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sections import ROOT, cell, found, others
+from seeds_page import figures, splits
 from sweeps import table
 
 from fedgist.report.record import read_json
@@ -48,7 +49,11 @@ def main() -> None:
     text = readme.read_text(encoding="utf-8")
     block = f"<!-- results -->\n{best}\n<!-- /results -->"
     text = re.sub(r"<!-- results -->.*<!-- /results -->", lambda _: block, text, flags=re.DOTALL)
+    block = f"<!-- splits -->\n{splits()}\n<!-- /splits -->"
+    text = re.sub(r"<!-- splits -->.*<!-- /splits -->", lambda _: block, text, flags=re.DOTALL)
     readme.write_text(text, encoding="utf-8")
+    for name, svg in figures().items():
+        (ROOT / "docs" / "figures" / name).write_bytes(svg)
     text = page(results, best, main_table)
     (ROOT / "docs" / "results.md").write_text(text, encoding="utf-8")
 
