@@ -104,7 +104,7 @@ def sections() -> list[str]:
 
 def _splits() -> Iterator[str]:
     if lines := _lines("splits_fashion"):
-        yield "## One upload, over splits, %"
+        yield "## One upload, over splits"
         yield (
             "`fedgist bench benchmarks/splits_fashion.toml`: 10,000 images of Fashion-MNIST, ten "
             "clients, ConvNet-3 of width 24 everywhere, six local epochs (published runs: two "

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from fedgist.heads.estimate import (
+    ODDS,
     ClassMoments,
+    _counts,
     covariances,
     estimate,
     pooled_covariance,
@@ -214,6 +216,57 @@ def test_absent_classes_are_told_by_the_noise_level() -> None:
         m = estimate(noised(sums, NOISY, 1.0, seed), NOISY, 1.0)
         assert m.present.tolist()[:2] == [True, True]
         assert float(m.count.min()) >= 1
+
+
+STD = 26.0  # of noisy counts at about ε = 1
+
+
+def numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_counts_without_noise_are_as_they_are() -> None:
+    count, present = _counts(numbers(120, 1, 0, 7), 0.0)
+    assert count.tolist() == [120, 1, 1, 7] and present.tolist() == [True, True, False, True]
+    count, present = _counts(numbers(0, 0), 0.0)
+    assert count.tolist() == [1, 1] and present.tolist() == [True, True]
+
+
+def test_a_class_is_absent_only_where_that_is_clearly_likelier() -> None:
+    told = set()
+    for y in range(-60, 100, 4):
+        noisy = numbers(*[100.0] * 40, y)
+        m = float(noisy.mean())
+        none, some = (torch.distributions.Normal(mu, STD).log_prob(noisy[-1]) for mu in (0.0, m))
+        absent = bool(none - some > math.log(ODDS))
+        assert _counts(noisy, STD)[1].tolist() == [True] * 40 + [not absent]
+        told.add(absent)
+    assert told == {True, False}
+    # far above the noise three deviations tell, whatever the mean is
+    far = numbers(*[5000.0] * 5, 3.1 * STD, 2.9 * STD)
+    assert _counts(far, STD)[1].tolist() == [True] * 6 + [False]
+
+
+def test_absent_classes_do_not_hide_each_other() -> None:
+    noisy = numbers(117, 2, 103, -30, 132, 11, 109, -4, 119, -18)
+    assert _counts(noisy, 18.0)[1].tolist() == [True, False] * 5
+    assert _counts(numbers(-5, 4, -20), STD)[1].tolist() == [True] * 3  # nothing can be told
+
+
+def test_uncertain_classes_stay_and_their_counts_are_shrunk() -> None:
+    rng = torch.Generator().manual_seed(0)
+    error, kept, by_three = 0.0, 0, 0
+    for _ in range(300):
+        noisy = 100 + STD * torch.randn(10, generator=rng, dtype=torch.float64)
+        count, present = _counts(noisy, STD)
+        kept += int(present.sum())
+        by_three += int((noisy > 3 * STD).sum())
+        assert float(count[present].sum()) == pytest.approx(float(noisy[present].sum()))
+        error += float(((count - 100) ** 2).mean()) / 300
+    assert kept > 0.98 * 3000 and by_three < 0.85 * 3000
+    assert error < STD**2 / 2
+    sizes = numbers(6000, 3000, 800, 200)  # far apart: as they are
+    assert torch.allclose(_counts(sizes, STD)[0], sizes, rtol=1e-3, atol=1)
 
 
 def crowd(name: str) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedgist.heads.shrinkage import clamp_eigenvalues, linear_shrinkage, noise_edge, reconcile, rie
+from fedgist.heads.shrinkage import (
+    clamp_eigenvalues,
+    james_stein,
+    linear_shrinkage,
+    noise_edge,
+    reconcile,
+    rie,
+)
 
 
 def goe(d: int, v: float, rng: torch.Generator) -> Tensor:
@@ -140,3 +147,42 @@ def test_reconcile_trusts_what_is_exact() -> None:
     assert torch.allclose(reconcile(parts, total, 1.0, 0.0).sum(0), total)
     assert torch.equal(reconcile(parts, total, 0.0, 1.0), parts)
     assert torch.equal(reconcile(parts, total, 0.0, 0.0), parts)
+
+
+def test_james_stein_is_its_formula() -> None:
+    y = torch.tensor([70.0, 95.0, 100.0, 140.0, 150.0, 165.0], dtype=torch.float64)  # mean 120
+    energy = 50**2 + 25**2 + 20**2 + 20**2 + 30**2 + 45**2
+    v = 400.0
+    expected = 120 + (1 - 3 * v / energy) * (y - 120)
+    assert torch.allclose(james_stein(y, v), expected, atol=1e-12)
+    for wrong in (math.sqrt(v), 2 * v, v / 2):  # the deviation, noise counted twice, half of it
+        assert not torch.allclose(james_stein(y, wrong), expected, atol=0.5)
+    each = torch.tensor([100.0, 700.0] * 3, dtype=torch.float64)
+    assert torch.allclose(james_stein(y, each), expected, atol=1e-12)
+    assert torch.equal(james_stein(y, 0.0), y)
+    assert torch.allclose(james_stein(y, 1e9), torch.full_like(y, 120))  # never past the mean
+    three = 120 + (1 - 900 / 1800) * torch.tensor([-30.0, 0.0, 30.0], dtype=torch.float64)
+    assert torch.allclose(james_stein(three * 2 - 120, 900.0), three)
+    for few in (y[:1], torch.full((4,), 7.0, dtype=torch.float64)):
+        assert torch.equal(james_stein(few, v), few)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 10.0])
+def test_james_stein_beats_the_numbers_as_they_are(spread: float) -> None:
+    """For equal numbers the plain estimator's risk is 3v of C·v: E 1/χ²_k = 1/(k - 2)."""
+    rng = torch.Generator().manual_seed(3)
+    c, s = 10, 26.0
+    truth = 100 + spread * s * torch.linspace(-1, 1, c, dtype=torch.float64)
+    draws = truth + s * torch.randn(2000, c, generator=rng, dtype=torch.float64)
+
+    def risk(to: Tensor) -> float:
+        return float(((to - truth) ** 2).sum(1).mean()) / s**2
+
+    ours = risk(torch.stack([james_stein(y, s**2) for y in draws]))
+    assert ours < risk(draws) - (0.02 if spread == 10 else 2)
+    if spread == 0:
+        assert ours < 3
+        assert risk(torch.stack([james_stein(y, s) for y in draws])) > 8  # the deviation
+    keep = (1 - (c - 2) * s**2 / (draws**2).sum(1, keepdim=True)).clamp(min=0)
+    if spread < 10:
+        assert ours < risk(draws * keep) - 2  # towards zero

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedgist.heads.shrinkage import clamp_eigenvalues, linear_shrinkage, noise_edge, reconcile, rie
+from fedgist.heads.shrinkage import (
+    clamp_eigenvalues,
+    james_stein,
+    linear_shrinkage,
+    noise_edge,
+    reconcile,
+    rie,
+)
 from fedgist.privacy.noise import noise_scales
 from fedgist.privacy.statistics import from_triangle
 from fedgist.queries import MomentsQuery
 from fedgist.types import Tensors
 
-__all__ = ["ClassMoments", "covariances", "estimate", "pooled_covariance", "spectra"]
+__all__ = [
+    "ClassMoments",
+    "covariances",
+    "estimate",
+    "excess_length",
+    "pooled_covariance",
+    "spectra",
+]
+
+ODDS = 5.0  # how much likelier than "of mean size" an unclear count must make "absent"
 
 
 @dataclass(frozen=True)
@@ -22,9 +39,9 @@ class ClassMoments:
     """Debiased estimates in (whitened) code units, float64, with their known noise.
 
     Attributes:
-        count: ``[C]``, at least 1.
-        present: bool ``[C]``: the noisy count is clearly above zero. Absent classes make no
-            synthetic images and no predictions. All are taken as present when none is.
+        count: ``[C]``, at least 1; shrunk towards the mean of the classes that are present.
+        present: bool ``[C]``: false where the noisy count says clearly that there are no images.
+            Absent classes make no synthetic images and no predictions.
         mean: ``[C, d]``; ``mean_var`` ``[C]`` is the noise variance per coordinate.
         cov: ``[C, d, d]`` within-class covariance, or None; ``cov_var`` ``[C]`` is the
             off-diagonal noise variance.
@@ -57,11 +74,7 @@ def estimate(sums: Tensors, query: MomentsQuery, sigma: float) -> ClassMoments:
     unit = query.clip / query.levels
     scales = noise_scales(query, sigma) if sigma > 0 else {}
     count_std = scales.get("count", (0.0, 0.0))[0] / query.count_weight
-    noisy = sums["count"].to(torch.float64) / query.count_weight
-    count = noisy.clamp(min=1.0)
-    present = noisy > max(0.5, 3 * count_std)
-    if not bool(present.any()):
-        present = torch.ones_like(present)
+    count, present = _counts(sums["count"].to(torch.float64) / query.count_weight, count_std)
     mean_std = scales.get("mean", (0.0, 0.0))[0] * unit
     mean = sums["mean"].to(torch.float64) * unit / count[:, None]
     tau2 = (mean_std / count) ** 2
@@ -96,6 +109,64 @@ def estimate(sums: Tensors, query: MomentsQuery, sigma: float) -> ClassMoments:
     return ClassMoments(
         count, present, mean, tau2, cov, cov_var, pooled_cov, total_var / n**2, rounding
     )
+
+
+def _counts(noisy: Tensor, std: float) -> tuple[Tensor, Tensor]:
+    """Return counts, at least 1, and which classes are present, from counts with known noise.
+
+    A class is present when its count is above three deviations of the noise. Where classes of mean
+    size m do not stand out so far, it is absent only if no images are `ODDS` times as likely to
+    give its count y as m images:
+
+        N(y; 0, s²) > ODDS · N(y; m, s²)    or    y < m/2 - s² ln(ODDS) / m.
+
+    m is the mean of the classes that are present; taken from all of them first, it only grows as
+    absent ones leave, and so does the bound. All are present when m is not above zero.
+    """
+    present = torch.ones_like(noisy, dtype=torch.bool)
+    for _ in range(len(noisy)):
+        m = float(noisy[present].mean())
+        if m <= 0:
+            break
+        present = noisy > min(3 * std, m / 2 - std**2 * math.log(ODDS) / m)
+    count = noisy.clone()
+    count[present] = james_stein(noisy[present], std**2)
+    return count.clamp(min=1.0), present
+
+
+def excess_length(m: ClassMoments, covariance: Tensor) -> Tensor:
+    """Return how much too long noise makes each class mean, float64 ``[C]``; 0 without noise.
+
+    A linear discriminant compares q_c = δ_cᵀΣ⁻¹δ_c, δ_c the distance of a class mean from their
+    common one. Noise of variance v_c in every number of δ_c leaves w·z unbiased, but
+
+        E q_c = true + v_c tr Σ⁻¹        Var q_c = 2 v_c² tr Σ⁻² + 4 v_c δ_cᵀΣ⁻²δ_c
+
+    In hundreds of dimensions the first outweighs what tells classes apart, and a class of few
+    images loses all to a larger one; the second does where all are small. So the excess is taken
+    out, and what is left shrinks to its mean over classes by its variance (`james_stein`). The
+    common mean weighs classes by w_c ~ 1/τ_c², so that v_c = τ_c² (1 - w_c).
+
+    Args:
+        m: the estimates, with τ_c² in ``mean_var``.
+        covariance: Σ, positive definite ``[d, d]``.
+
+    Returns:
+        q_c less its estimate; 0 for absent classes.
+    """
+    out = torch.zeros_like(m.count)
+    mean, tau2 = m.mean[m.present], m.mean_var[m.present]
+    if not bool((tau2 > 0).all()):
+        return out
+    w = (1 / tau2) / (1 / tau2).sum()
+    gap, v = mean - w @ mean, tau2 * (1 - w)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
+    weight, energy = gap @ inverse, (inverse**2).sum()
+    q = (weight * gap).sum(1)
+    signal = ((weight**2).sum(1) - v * energy).clamp(min=0)
+    unbiased = q - v * inverse.diagonal().sum()
+    out[m.present] = q - james_stein(unbiased, 2 * v**2 * energy + 4 * v * signal)
+    return out
 
 
 def pooled_covariance(m: ClassMoments, *, floor: float = 0.5, least: float = 1e-3) -> Tensor:

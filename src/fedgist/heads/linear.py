@@ -13,7 +13,7 @@ from torch import Tensor
 from fedgist.encoders import load_encoder
 from fedgist.encoders.base import Encoder, Whitening
 from fedgist.errors import DataError
-from fedgist.heads.estimate import ClassMoments
+from fedgist.heads.estimate import ClassMoments, excess_length
 from fedgist.types import BATCH, Classifier, Images, Tensors
 
 __all__ = ["KINDS", "CodeClassifier", "CodeSpace", "Coded", "lda", "qda", "ridge"]
@@ -153,17 +153,25 @@ class Coded:
 def lda(
     m: ClassMoments, space: CodeSpace, pooled: Tensor, *, priors: bool = False
 ) -> CodeClassifier:
-    """Linear discriminant: w_c = Σ⁻¹μ_c, b_c = -½ μ_cᵀΣ⁻¹μ_c + log π_c, Σ pooled."""
+    """Linear discriminant: w_c = Σ⁻¹μ_c, b_c = -½ μ_cᵀΣ⁻¹μ_c + log π_c, Σ pooled.
+
+    What noise adds to the lengths μ_cᵀΣ⁻¹μ_c is taken out (`excess_length`).
+    """
     weight = torch.linalg.solve(pooled, m.mean.T).T
-    bias = -0.5 * (weight * m.mean).sum(1) + _log_priors(m, priors)
+    length = (weight * m.mean).sum(1) - excess_length(m, pooled)
+    bias = -0.5 * length + _log_priors(m, priors)
     return CodeClassifier("lda", space, bias, weight)
 
 
 def qda(m: ClassMoments, space: CodeSpace, covs: Tensor, *, priors: bool = False) -> CodeClassifier:
-    """Quadratic discriminant with one covariance per class, ``[C, d, d]`` positive definite."""
+    """Quadratic discriminant with one covariance per class, ``[C, d, d]`` positive definite.
+
+    Noise τ_c² in every number of a mean adds τ_c² tr Σ_c⁻¹ to μ_cᵀΣ_c⁻¹μ_c: it is taken out.
+    """
     precision = torch.linalg.inv(covs)
     weight = torch.einsum("cij,cj->ci", precision, m.mean)
-    bias = -0.5 * (weight * m.mean).sum(1) - 0.5 * torch.linalg.slogdet(covs).logabsdet
+    excess = m.mean_var * precision.diagonal(dim1=1, dim2=2).sum(1)
+    bias = -0.5 * ((weight * m.mean).sum(1) - excess) - 0.5 * torch.linalg.slogdet(covs).logabsdet
     return CodeClassifier("qda", space, bias + _log_priors(m, priors), weight, precision)
 
 
