@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from performance_page import performance_table
 from seeds_page import sections
 from sweeps import FILES, by_size, sweep, table
 
@@ -31,6 +32,8 @@ def others() -> list[str]:
     parts += sections()
     if (seconds := found("seconds")) is not None:
         parts += ["## Seconds and bytes", seconds_table(seconds)]
+    if (performance := found("performance")) is not None:
+        parts += ["## Cost and its growth", performance_table(performance)]
     return parts
 
 

@@ -69,13 +69,16 @@ def commands(page: Path, heading: str) -> str:
     return "\n".join(b.code for b in blocks(page, heading) if b.language == "bash")
 
 
-def run(script: str, folder: Path, bin_: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, folder: Path, bin_: Path | None = None, seconds: float = 240
+) -> subprocess.CompletedProcess[str]:
     """Run a script in a folder, which is its HOME as well.
 
     Args:
         script: for bash; its first failure ends it.
         folder: where.
         bin_: where ``fedgist`` and ``python`` are, see `warm`; None for those that run the tests.
+        seconds: after which it has failed.
     """
     path = [str(bin_)] * (bin_ is not None) + [str(Path(sys.executable).parent)]
     return subprocess.run(
@@ -84,7 +87,7 @@ def run(script: str, folder: Path, bin_: Path | None = None) -> subprocess.Compl
         env=environment(os.pathsep.join([*path, os.environ["PATH"]]), folder),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=seconds,
     )
 
 

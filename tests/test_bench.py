@@ -389,6 +389,8 @@ def test_a_case_may_have_a_sweep_of_its_own_or_none(write):
     text += '[sweep]\n"privacy.epsilon" = [1, 2]\n'
     names = [c.name for c in load_suite(write(text)).cases]
     assert names == ["a, privacy.epsilon = 1", "a, privacy.epsilon = 2", "b", "c, data.clients = 7"]
+    quick = [p.case.name for p in planned(load_suite(write(text)), quick=True)]
+    assert quick == ["a, privacy.epsilon = 1", "b", "c, data.clients = 7"]  # first points
 
 
 def test_the_commit_is_of_the_code_not_of_the_folder_one_is_in(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def planned(suite: Suite, *, quick: bool = False, only: str = "") -> list[Planne
 
     Args:
         suite: the benchmark.
-        quick: a slice that takes seconds: `quicken`, first seeds.
+        quick: a slice that takes seconds: `quicken`, first seeds, first points of sweeps.
         only: cases whose name holds this; the one of exactly this name where there is one.
 
     Raises:
@@ -75,6 +75,8 @@ def planned(suite: Suite, *, quick: bool = False, only: str = "") -> list[Planne
     cases = [c for c in suite.cases if not (c.skip_quick if quick else c.only_quick)]
     exact = [c for c in cases if c.name == only]
     cases = exact or [c for c in cases if only in c.name]
+    if quick:
+        cases = list({c.stem: c for c in reversed(cases)}.values())[::-1]
     if not cases:
         raise ConfigError(f"--only must be part of the name of a case. Got '{only}'")
     return [_planned(suite, c, s, quick) for c in cases for s in c.seeds[: 1 if quick else None]]
