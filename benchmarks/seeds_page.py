@@ -157,7 +157,7 @@ def _over() -> Iterator[str]:
         yield pivot(lines, "clients", CLIENTS)
     if lines := _lines("participation_fashion"):
         yield (
-            "Over the share of fifty clients that take part (`participation_fashion.toml`, two "
+            "Over the share of twenty clients that take part (`participation_fashion.toml`, two "
             "seeds; DENSE, FedSD2C one):"
         )
         yield pivot(lines, "participation", SHARES)
