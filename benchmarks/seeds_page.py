@@ -140,7 +140,6 @@ def _splits() -> Iterator[str]:
         yield "The same on small sets (`oneshot_small.toml`, `oneshot_emoji.toml`), one seed:"
         yield pivot(lines, "data", SMALL)
 
-
     if choices := _lines("choices_fashion"):
         yield (
             "How settings were chosen: 5,000 images, Dirichlet 0.1, tested on images held out of "
