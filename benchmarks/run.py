@@ -2,7 +2,7 @@
 
 Accuracy is what `fedgist bench` runs; here its results go to one JSON file with the other parts.
 
-Usage: python benchmarks/run.py FILE.toml [--quick] [--parts cost ...] [--out RESULTS.json]
+Usage: python benchmarks/run.py FILE.toml [--quick] [--parts cost ...] [--only TEXT] [--out RESULTS.json]
 
 Results carry commit, versions, configuration and seeds. ``--quick`` runs a seconds-long slice on
 the embedded images, without expectations: it proves that the file runs.
@@ -68,8 +68,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--parts", nargs="+", help="run these only, keep the rest of the results")
+    parser.add_argument("--only", default="", help="accuracy of cases so named; keep the rest")
     parser.add_argument("--cost-child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.parts = ["accuracy"] if args.only else args.parts
     torch.set_num_threads(args.threads)
     spec = tomllib.loads(args.file.read_text())
     base = as_settings(spec["base"]) + (QUICK if args.quick else [])
@@ -81,6 +83,7 @@ def main() -> int:
     results |= {"benchmark": spec["name"], "quick": args.quick} | provenance()
     results["base"] = base
     # hours of computing: what is done is kept, whatever happens next
+    args.before = results.get("accuracy", []) if args.only else []
     args.keep = lambda done: save(out, results | done)
     failures = [f for f in results.get("failures", []) if f.split(":")[0] not in args.parts]
     for part, runner in (
@@ -92,7 +95,8 @@ def main() -> int:
         if part in spec and part in (args.parts or spec):
             say(f"== {part}")
             results[part] = runner(spec, base, args, failures)
-            results.setdefault("commits", {})[part] = results["commit"]
+            what = f"{part} of '{args.only}'" if args.only else part
+            results.setdefault("commits", {})[what] = results["commit"]
             save(out, results | {"failures": failures})
     results["failures"] = failures
     save(out, results)
@@ -106,7 +110,7 @@ def accuracy(
     spec: dict[str, Any], base: list[str], args: argparse.Namespace, failures: list[str]
 ) -> list[dict[str, Any]]:
     """Every case with every seed, as `fedgist bench` runs it: accuracies, ceilings, attacks."""
-    todo = planned(load_suite(args.file), quick=args.quick)
+    todo = planned(load_suite(args.file), quick=args.quick, only=args.only)
     done: list[dict[str, Any]] = []
 
     def told(step: Step) -> None:
@@ -115,11 +119,17 @@ def accuracy(
         heads = line.get("heads", {}).items()
         got = line.get("error") or ", ".join(f"{h} {100 * v['accuracy']:.1f}" for h, v in heads)
         say(f"{line['case']}, seed {line['seed']}: {got}")
-        args.keep({"accuracy": rows_of(done)})
+        args.keep({"accuracy": over(args.before, rows_of(done))})
 
     run_suite(todo, tell=told)
     failures += [f"accuracy: {text}" for text in unmet(todo, done, quick=args.quick)]
-    return rows_of(done)
+    return over(args.before, rows_of(done))
+
+
+def over(before: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lay new rows over old ones of the same names."""
+    new = {row["name"]: row for row in rows}
+    return [new.pop(row["name"], row) for row in before] + list(new.values())
 
 
 def rows_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
