@@ -2,7 +2,7 @@
 
 Accuracy is what `fedgist bench` runs; here its results go to one JSON file with the other parts.
 
-Usage: python benchmarks/run.py FILE.toml [--quick] [--parts cost ...] [--only TEXT] [--out RESULTS.json]
+Usage: python benchmarks/run.py FILE.toml [--quick] [--parts cost ...] [--only TEXT]
 
 Results carry commit, versions, configuration and seeds. ``--quick`` runs a seconds-long slice on
 the embedded images, without expectations: it proves that the file runs.
