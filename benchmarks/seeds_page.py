@@ -60,7 +60,7 @@ PIXELS = (
     ("Fashion-MNIST, `lda`", "Fashion-MNIST, 20,000 images", "lda"),
     ("Fashion-MNIST, `qda` on `pca` codes", "Fashion-MNIST, 20,000 images", "qda"),
     ("emoji by style, `lda`", "emoji by style", "lda"),
-    ("the same, no privacy", "emoji by style", "lda_ceiling"),
+    ("emoji, no privacy", "emoji by style", "lda_ceiling"),
 )
 
 SPLIT_NAMES = {
@@ -228,6 +228,8 @@ def pivot(
     """
     found = records(lines)
     values = list(dict.fromkeys(r["sweep"][label] for r in found if label in r["sweep"]))
+    if all(isinstance(v, int | float) for v in values):
+        values.sort()
     body = []
     for title, stem, head in rows:
         mine = [r for r in found if r["stem"] == stem and head in r["mean"]]

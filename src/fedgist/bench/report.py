@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 # Mid-tones on no ground: at least 3.3 to 1 on white and on GitHub's near-black, #0d1117.
 TEXT = "#7a828c"
-COLOURS = ("#2a86d0", "#d9702a", "#7d5bbe", "#2d9d78", "#c24b7a")
+COLOURS = ("#2a86d0", "#d9702a", "#7d5bbe", "#2d9d78", "#c24b7a", "#94802a")
 STYLE: dict[str, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "fedgist",
