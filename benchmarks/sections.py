@@ -26,7 +26,8 @@ def others() -> list[str]:
             "`benchmarks/small_sets.toml`; in brackets: no privacy. `lda` reads scattering "
             "features unless the case says otherwise, the other heads the `pca` codec; heads of "
             "one row share one release. Three sites are the drawing styles of Google, Twitter and "
-            "Fluent; all rows of emoji are tested on all three styles.",
+            "Fluent; all rows of emoji are tested on all three styles. Their classes are unequal, "
+            "and heads take classes as equally likely (`method.prior=counts` takes the counts).",
             small_table(small),
         ]
     parts += sections()

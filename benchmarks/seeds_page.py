@@ -157,7 +157,7 @@ def _over() -> Iterator[str]:
     if lines := _lines("participation_fashion"):
         yield (
             "Over the share of twenty clients that take part (`participation_fashion.toml`, two "
-            "seeds; DENSE, FedSD2C one):"
+            "seeds where ± stands):"
         )
         yield pivot(lines, "participation", SHARES)
     if lines := _lines("resolution"):

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fedgist.config import dumps, load, make_method
 from fedgist.errors import ConfigError
@@ -93,3 +94,19 @@ def test_one_key_of_a_table_leaves_the_method_s_other_defaults():
     changed = make_method(load(None, ["method.recipe.flip=false"]))
     assert changed.recipe == replace(default.recipe, flip=False)
     assert changed.recipe.model == "mlp"
+
+
+def test_held_out_images_are_training_images_that_no_client_has():
+    from fedgist.setup import open_sites, prepare_run, test_images
+
+    run = load(None, ["data.held_out=0.1", "data.clients=3", "method.heads=['lda']"])
+    made = prepare_run(run)
+    held, dealt = test_images(made), open_sites(made).together()
+    whole = made.source.images("train", made.task)
+    assert (len(held), len(dealt), len(whole)) == (600, 5400, 6000)
+    together = torch.cat([held.pixels, dealt.pixels]).flatten(1).sum(1).sort().values
+    assert torch.equal(together, whole.pixels.flatten(1).sum(1).sort().values)
+    again = prepare_run(load(None, ["data.held_out=0.1", "seed=1", "method.heads=['lda']"]))
+    assert not torch.equal(test_images(again).pixels, held.pixels)
+    with pytest.raises(ConfigError, match="held_out must go with a source alone"):
+        load(None, ["data.held_out=0.1", "data.test=digits"])
