@@ -66,5 +66,7 @@ def cost_row(c: dict[str, Any]) -> tuple[str, ...]:
 
 def growth_row(g: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of one growth curve."""
-    cells = (f"{g['exponents'][k]['all']:.1f} ({g['exponents'][k]['last']:.1f})" for k in GROWS)
+    found = (g["exponents"][k] for k in GROWS)
+    # + 0 takes the sign off a zero
+    cells = (f"{round(e['all'], 1) + 0:.1f} ({round(e['last'], 1) + 0:.1f})" for e in found)
     return (g["stem"], f"{g['axis']}: {', '.join(map(str, g['values']))}", *cells)
