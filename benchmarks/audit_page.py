@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedsumup_page import put
-from sections import ROOT, found
-from sweeps import table
+from sweeps import ROOT, found, table
 
 from fedgist.whole import write_whole
 

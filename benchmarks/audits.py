@@ -23,8 +23,9 @@ import torch
 from run import save, say
 
 from fedgist.auditing import audit_folder
-from fedgist.bench import as_settings, provenance, quicken
+from fedgist.bench import as_settings, named, provenance, quicken
 from fedgist.config import load
+from fedgist.errors import ConfigError
 from fedgist.experiment import execute
 from fedgist.report.record import read_json
 
@@ -48,7 +49,11 @@ def main() -> int:
     before = read_json(out)["cases"] if out.is_file() else []
     kept = {row["name"]: row for row in before}
     failures = []
-    for case in named(spec["case"], args.only):
+    try:
+        names = named([c["name"] for c in spec["case"]], args.only)
+    except ConfigError as e:
+        raise SystemExit(str(e)) from e
+    for case in (c for c in spec["case"] if c["name"] in names):
         sets = [*base, *case["set"], f"seed={spec['seed']}"]
         shadows = 4 if args.quick else case.get("shadows", spec["shadows"])
         todo = {"set": sets, "shadows": shadows, "heads": case.get("heads", [])}
@@ -66,14 +71,6 @@ def main() -> int:
     for line in failures:
         say(f"NOT MET: {line}")
     return 1 if failures else 0
-
-
-def named(cases: list[dict[str, Any]], only: str) -> list[dict[str, Any]]:
-    """Return the case of this name, or else those whose name holds it; ends where none does."""
-    exact = [c for c in cases if c["name"] == only]
-    if found := exact or [c for c in cases if only in c["name"]]:
-        return found
-    raise SystemExit(f"--only must be part of the name of a case. Got '{only}'")
 
 
 def audited(todo: dict[str, Any]) -> dict[str, Any]:

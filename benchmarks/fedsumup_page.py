@@ -20,8 +20,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
-from sections import ROOT, found
-from sweeps import table
+from sweeps import ROOT, found, table
 
 from fedgist.bench.report import STYLE, TEXT
 from fedgist.whole import write_whole

@@ -19,11 +19,12 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from performance_case import Stopwatch
 from run import save, say
 from torch import Tensor
 
@@ -31,7 +32,6 @@ from fedgist.bench import as_settings, provenance
 from fedgist.config import load
 from fedgist.methods.fedkt_csd import FedKTCSD
 from fedgist.methods.logistic import LogisticRegression
-from fedgist.progress import Progress, Visit
 from fedgist.run import drive
 from fedgist.setup import Prepared, open_exchange, open_sites, prepare_run
 from fedgist.types import Images
@@ -90,27 +90,6 @@ def one(made: Prepared) -> dict[str, float]:
         "bytes_up": up,
         "bytes_down": down,
     }
-
-
-@dataclass
-class Stopwatch(Progress):
-    """Adds up the CPU seconds of visits, from the loading of images to the answer."""
-
-    seconds: float = 0.0
-    started: float = field(default=0.0)
-
-    def around(self, load: Callable[[], Images]) -> Callable[[], Images]:
-        """Return a loader that starts the watch."""
-
-        def start() -> Images:
-            self.started = time.process_time()
-            return load()
-
-        return start
-
-    def client(self, done: int, total: int, visit: Visit) -> None:
-        """A client has answered."""
-        self.seconds += time.process_time() - self.started
 
 
 def encoders(made: Prepared) -> list[Callable[[Tensor], Tensor]]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from performance_page import performance_table
 from seeds_page import sections
-from sweeps import FILES, by_size, sweep, table
+from sweeps import FILES, by_size, found, sweep, table
 
 from fedgist.bench.report import cell
-from fedgist.report.record import read_json
 
-__all__ = ["ROOT", "cell", "found", "others"]
-
-ROOT = Path(__file__).resolve().parents[1]
+__all__ = ["others"]
 
 
 def others() -> list[str]:
@@ -138,9 +134,3 @@ def small_table(results: dict[str, Any]) -> str:
             cells.append(text)
         rows.append((row["name"], *cells))
     return table(("case", *heads), rows)
-
-
-def found(name: str) -> dict[str, Any] | None:
-    """Return a committed result file, if it is there."""
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
-    return read_json(path) if path.is_file() else None

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import cache
 from typing import Any
+
+from sweeps import RESULTS, found
 
 from fedgist.bench.lines import read_lines
 from fedgist.bench.report import cell, figure, records, shown, table
-from fedgist.report.record import read_json
 
 __all__ = ["figures", "sections", "splits"]
 
-RESULTS = Path(__file__).resolve().parent / "results"
 Records = Sequence[Mapping[str, Any]]
 
 # What a row is called, the case's name without its sweep, its head.
@@ -123,7 +123,7 @@ def _splits() -> Iterator[str]:
             "50.3 / 85.9."
         )
         yield pivot(lines, "split", SPLITS, cost=True)
-        if full := read_lines(RESULTS / "oneshot_fashion.jsonl"):
+        if full := _lines("oneshot_fashion"):
             yield (
                 "On all 60,000 images, Dirichlet 0.1, three local epochs, one seed "
                 "(`oneshot_fashion.toml`): what the server makes of ten networks, and the ensemble "
@@ -139,7 +139,6 @@ def _splits() -> Iterator[str]:
     if lines := _lines("oneshot_small") + _lines("oneshot_emoji"):
         yield "The same on small sets (`oneshot_small.toml`, `oneshot_emoji.toml`), one seed:"
         yield pivot(lines, "data", SMALL)
-
     if choices := _lines("choices_fashion"):
         yield (
             "How settings were chosen: 5,000 images, Dirichlet 0.1, tested on images held out of "
@@ -208,9 +207,9 @@ def _costs(lines: Records) -> str:
     """Return one row a case: the head that it is about, the ensemble behind it, cost."""
     rows = []
     for r in records(lines):
-        heads = [h for h in r["mean"] if h not in ("ensemble", "average") or len(r["mean"]) == 1]
+        heads = [h for h in r["mean"] if h not in ("ensemble", "average")]
         best = " / ".join(cell(r, h) for h in heads or ["ensemble"])
-        behind = cell(r, "ensemble") if heads and heads != ["ensemble"] else "–"
+        behind = cell(r, "ensemble") if heads else "–"
         epsilon = "∞" if math.isinf(r["epsilon"]) else f"{r['epsilon']:g}"
         rows.append((r["case"], epsilon, best, behind, *_cost(r)))
     return table(
@@ -226,13 +225,13 @@ def pivot(
     A case without the sweep stands in every column. With ``cost``: bytes that a client sends, and
     seconds of all clients and of the server, at the first column's value that was run.
     """
-    found = records(lines)
-    values = list(dict.fromkeys(r["sweep"][label] for r in found if label in r["sweep"]))
+    rows_of = records(lines)
+    values = list(dict.fromkeys(r["sweep"][label] for r in rows_of if label in r["sweep"]))
     if all(isinstance(v, int | float) for v in values):
         values.sort()
     body = []
     for title, stem, head in rows:
-        mine = [r for r in found if r["stem"] == stem and head in r["mean"]]
+        mine = [r for r in rows_of if r["stem"] == stem and head in r["mean"]]
         if not mine:
             continue
         by = {r["sweep"].get(label): r for r in mine}
@@ -253,13 +252,13 @@ def _one(where: tuple[str, str, str] | None) -> str:
     if where is None:
         return "–"
     name, case, head = where
-    path = RESULTS / f"{name}.json"
-    if path.is_file():
-        rows = {r["name"]: r for r in read_json(path)["accuracy"]}
+    if (results := found(name)) is not None:
+        rows = {r["name"]: r for r in results["accuracy"]}
     else:
         rows = {r["case"]: r for r in records(_lines(name))}
     return cell(rows.get(case), head)
 
 
+@cache
 def _lines(name: str) -> list[dict[str, Any]]:
     return read_lines(RESULTS / f"{name}.jsonl")

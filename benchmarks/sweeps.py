@@ -9,17 +9,31 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedgist.bench.report import table
+from fedgist.report.record import read_json
 
-__all__ = ["FILES", "Point", "by_size", "normalised", "series", "sweep", "table"]
+__all__ = [
+    *("FILES", "RESULTS", "ROOT", "Point", "by_size", "found", "normalised", "series", "sweep"),
+    "table",
+]
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 FILES = ("dimension_fashion", "sweeps_fashion", "size_fashion")
 CASE = re.compile(r"(?:(?P<head>\w+), )?(?P<what>[^=,]+) = (?P<x>[\d.]+), ε = (?P<eps>[\d.]+)")
 NORMALISED = re.compile(r"normalised records, ε = (?P<eps>[\d.]+)")
 BY_SIZE = re.compile(r"(?P<n>\d+) images a class, d = (?P<d>\d+), ε = (?P<eps>[\d.]+)")
 Rows = Sequence[dict[str, Any]]
+
+
+def found(name: str) -> dict[str, Any] | None:
+    """Return a committed result file, if it is there."""
+    path = RESULTS / f"{name}.json"
+    return read_json(path) if path.is_file() else None
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sections import ROOT, cell, found, others
+from sections import others
 from seeds_page import figures, splits
-from sweeps import table
+from sweeps import ROOT, found, table
 
+from fedgist.bench.report import cell
 from fedgist.report.record import read_json
 
 HEADS = {

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
+from guide_tools import ROOT
+
 pytestmark = pytest.mark.usefixtures("one_thread")
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-FILE = FOLDER / "audit_fashion.toml"
+FILE = ROOT / "benchmarks" / "audit_fashion.toml"
 CASE = "FedKT-CSD, ε = 1"
 
 
 @pytest.fixture
-def audits(monkeypatch):
+def audits(scripts, monkeypatch):
     """Return the script's `main`, called with words as from a command line, on one thread."""
-    names = {p.stem for p in FOLDER.glob("*.py")}
-    monkeypatch.syspath_prepend(str(FOLDER))
-    module = importlib.import_module("audits")
+    module = scripts("audits")
 
     def call(*words):
         said = ["audits.py", str(FILE), "--quick", "--threads", "1", *map(str, words)]
         monkeypatch.setattr(sys, "argv", said)
         return module.main()
 
-    yield call
-    for name in names & sys.modules.keys():
-        del sys.modules[name]
+    return call
 
 
 @pytest.mark.slow

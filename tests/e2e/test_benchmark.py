@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import tomllib
@@ -59,16 +58,6 @@ def test_sums_of_other_encoders_are_not_taken():
     plain = [*SETTINGS, "method.features=", "method.heads=['qda']"]
     a, b = (sums.report(load(None, s))["heads"]["qda"] for s in (other, plain))
     assert a != b
-
-
-@pytest.fixture
-def scripts(monkeypatch):
-    """Import scripts that import each other, as ``python benchmarks/NAME.py`` finds them."""
-    names = {p.stem for p in FOLDER.glob("*.py")}
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield importlib.import_module
-    for name in names & sys.modules.keys():
-        del sys.modules[name]
 
 
 def case(name, *accuracies, ceiling=None, head="lda"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import subprocess
@@ -19,16 +18,6 @@ from fedgist.bench import load_suite
 from fedgist.privacy.noise import SeededNoise
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def scripts(monkeypatch):
-    """Import scripts that import each other, as ``python benchmarks/NAME.py`` finds them."""
-    names = {p.stem for p in FOLDER.glob("*.py")}
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield importlib.import_module
-    for name in names & sys.modules.keys():
-        del sys.modules[name]
 
 
 # Code lengths

@@ -23,6 +23,7 @@ __all__ = [
     "by_case",
     "check",
     "config_hash",
+    "named",
     "planned",
     "run_suite",
     "summarise",
@@ -73,13 +74,22 @@ def planned(suite: Suite, *, quick: bool = False, only: str = "") -> list[Planne
         ConfigError: settings of a case are wrong (its name comes first), or no case is left.
     """
     cases = [c for c in suite.cases if not (c.skip_quick if quick else c.only_quick)]
-    exact = [c for c in cases if c.name == only]
-    cases = exact or [c for c in cases if only in c.name]
+    names = named([c.name for c in cases], only)
+    cases = [c for c in cases if c.name in names]
     if quick:
         cases = list({c.stem: c for c in reversed(cases)}.values())[::-1]
-    if not cases:
-        raise ConfigError(f"--only must be part of the name of a case. Got '{only}'")
     return [_planned(suite, c, s, quick) for c in cases for s in c.seeds[: 1 if quick else None]]
+
+
+def named(names: Sequence[str], only: str) -> list[str]:
+    """Return the name that is ``only``, or else those that hold it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if found := [n for n in names if n == only] or [n for n in names if only in n]:
+        return found
+    raise ConfigError(f"--only must be part of the name of a case. Got '{only}'")
 
 
 def _planned(suite: Suite, case: Case, seed: int, quick: bool) -> Planned:
