@@ -16,6 +16,15 @@ __all__ = ["others"]
 def others() -> list[str]:
     """Return the sections of the result files that were made beside the main one."""
     parts = dependence()
+    if (scale := found("codec_scale")) is not None:
+        parts += [
+            "## What codecs keep of photographs",
+            "Mean PSNR in dB of patches of 64 x 64 pixels, 3 x 64 x 64 numbers in 128, by how far "
+            "a photograph was shrunk; *trained on*: by `gist-ae`, patches of the same files (`pca` "
+            "was fitted on others of them). Held-out photographs score as well as these: what is "
+            "lost is what 128 numbers cannot hold (`scripts/codec_by_scale.py`).",
+            scale_table(scale),
+        ]
     if (small := found("small_sets")) is not None:
         parts += [
             "## Small sets, %",
@@ -32,6 +41,27 @@ def others() -> list[str]:
     if (performance := found("performance")) is not None:
         parts += ["## Cost and its growth", performance_table(performance)]
     return parts
+
+
+def scale_table(results: dict[str, Any]) -> str:
+    """One row a codec and split, one column a scale."""
+    splits = ("trained", "trained on"), ("held out", "held out")
+    scales = sorted({r["short_side"] for r in results["rows"]})
+    at = {(r["split"], r["short_side"]): r["psnr_db"] for r in results["rows"]}
+    head = ("codec", "photographs", *(f"short side {s}" for s in scales), "all patches")
+    return table(
+        head,
+        [
+            (
+                f"`{codec}`",
+                label,
+                *(f"{at[split, s][codec]:.1f}" for s in scales),
+                f"{results['mean_db'][split][codec]:.1f}",
+            )
+            for codec in results["mean_db"]["trained"]
+            for split, label in splits
+        ],
+    )
 
 
 def dependence() -> list[str]:

@@ -149,14 +149,17 @@ def select(source: Source, folder: Path) -> list[str]:
     return sorted(name for _, name in best.values())
 
 
+def levels(im: Image.Image) -> list[tuple[int, int]]:
+    """Return what a photograph is shrunk to, its short side in pixels, and patches from each."""
+    return [(short, patches) for short, patches in LEVELS.items() if short <= min(im.size)]
+
+
 def photo_views(im: Image.Image, times: int, rng: np.random.Generator) -> Iterator[Pixels]:
     """Yield random patches at several scales, about half of them grey."""
     flat = Image.new("RGBA", im.size, "white")
     flat.alpha_composite(im.convert("RGBA"))
     rgb = flat.convert("RGB")
-    for short, patches in LEVELS.items():
-        if short > min(rgb.size):
-            break
+    for short, patches in levels(im):
         shape = tuple(round(side * short / min(rgb.size)) for side in rgb.size)
         level = rgb.resize((shape[0], shape[1]), Image.Resampling.LANCZOS, reducing_gap=3.0)
         for _ in range(patches * times):

@@ -96,3 +96,29 @@ def test_the_fit_is_the_singular_value_decomposition() -> None:
     w, bits = fit_pca.integers(basis)
     assert w.dtype == torch.int16 and 16_384 <= int(w.abs().max()) < 32_768
     assert torch.allclose(w.double() / 2**bits, basis, atol=0.5 / 2**bits)
+
+
+def test_codecs_are_measured_on_the_patches_that_were_gathered(
+    public_images: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{i}.png" for i in range(30)]
+    rng = np.random.default_rng(0)
+    for name in names:  # blocks of chance: every patch of every scale differs
+        noise = rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize((133, 100), Image.Resampling.NEAREST).save(tmp_path / name)
+    source = public_images.Source("photos", "", "", "photo")
+    monkeypatch.setattr(public_images, "locate", lambda _: (tmp_path, "1", names))
+    _, train, held = public_images.gather(source, 0, 1, set())
+    scale = script("codec_by_scale")
+    monkeypatch.setattr(scale, "SOURCES", (source,))
+    monkeypatch.setattr(scale, "locate", public_images.locate)
+    found = scale.patches()
+    assert set(found) == {(s, n) for s in ("trained", "held out") for n in (64, 96)}
+    for side, all_of in (("trained", train), ("held out", held)):
+        mine = [x.tobytes() for n in (64, 96) for x in found[side, n]]
+        assert sorted(mine) == sorted(x.tobytes() for x in all_of)
+    rows = [
+        {"split": s, "short_side": n, "patches": p, "psnr_db": {"gist-ae": db, "pca": db / 2}}
+        for s, n, p, db in (("trained", 64, 1, 20.0), ("trained", 96, 3, 28.0))
+    ]
+    assert scale.means(rows) == {"trained": {"gist-ae": 26.0, "pca": 13.0}}
