@@ -20,9 +20,10 @@ def others() -> list[str]:
         parts += [
             "## What codecs keep of photographs",
             "Mean PSNR in dB of patches of 64 x 64 pixels, 3 x 64 x 64 numbers in 128, by how far "
-            "a photograph was shrunk; *trained on*: by `gist-ae`, patches of the same files (`pca` "
-            "was fitted on others of them). Held-out photographs score as well as these: what is "
-            "lost is what 128 numbers cannot hold (`scripts/codec_by_scale.py`).",
+            "a photograph was shrunk; *trained on*: patches of photographs that the codecs have "
+            "seen. Photographs that they have not seen score as well: what is lost is what 128 "
+            "numbers cannot hold, not what more training would find "
+            "(`scripts/codec_by_scale.py`).",
             scale_table(scale),
         ]
     if (small := found("small_sets")) is not None:

@@ -156,7 +156,8 @@ def _over() -> Iterator[str]:
     if lines := _lines("participation_fashion"):
         yield (
             "Over the share of twenty clients that take part (`participation_fashion.toml`, two "
-            "seeds where ± stands):"
+            "seeds where ± stands). A tenth is two clients, which lack whole classes: no method learns "
+            "what nobody sends."
         )
         yield pivot(lines, "participation", SHARES)
     if lines := _lines("resolution"):
