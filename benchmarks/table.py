@@ -39,6 +39,8 @@ BEST = (
     ("match_fashion", "matched images", "match", "matched images → ConvNet-3", "public images"),
     ("accuracy_fashion", "no public data: discriminant on a random network", "lda",
      "`lda` on a random network", "no public data"),
+    ("no_public_fashion", "cosines", "qda", "`qda` on the codec `dct` alone", "no public data"),
+    ("no_public_fashion", "cosines", "decode", "images decoded by `dct` → MLP", "no public data"),
 )  # fmt: skip
 
 

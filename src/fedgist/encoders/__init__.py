@@ -17,6 +17,7 @@ from typing import Any
 from fedgist.encoders import files
 from fedgist.encoders.base import Encoder, PublicCodes, Whitening, prepare, restore
 from fedgist.encoders.dc_ae import DEFAULT, DcAeCodec
+from fedgist.encoders.dct import DctCodec
 from fedgist.encoders.efficientnet import EfficientNetEncoder
 from fedgist.encoders.gist_ae import GistCodec
 from fedgist.encoders.pca import PcaCodec
@@ -27,6 +28,7 @@ from fedgist.errors import EncoderError, did_you_mean
 
 __all__ = [
     "DcAeCodec",
+    "DctCodec",
     "EfficientNetEncoder",
     "Encoder",
     "GistCodec",
@@ -53,18 +55,18 @@ MEASURED = {
 
 def encoder_names() -> tuple[str, ...]:
     """Return the names that `load_encoder` knows without a path."""
-    return (*SHIPPED, "dc-ae", *MEASURED, "random-conv:SEED")
+    return (*SHIPPED, "dct", "dc-ae", *MEASURED, "random-conv:SEED")
 
 
 def load_encoder(spec: str, digest: str | None = None) -> Encoder:
     """Load an encoder.
 
     Args:
-        spec: a codec: ``pca``, ``dc-ae``, ``dc-ae:FOLDER_OR_HUB_ID`` or the path of a
-            ``.safetensors`` codec file; features: ``scattering``, ``efficientnet-lite0`` (each
-            with ``:D`` for fewer dimensions than 512), ``random-conv:SEED``; or a dotted name
-            ``package.module:factory`` of your own (a callable without arguments that returns an
-            `Encoder`).
+        spec: a codec: ``pca``, ``gist-ae``, ``dct`` (with ``:D`` for other dimensions than 128),
+            ``dc-ae``, ``dc-ae:FOLDER_OR_HUB_ID`` or the path of a ``.safetensors`` codec file;
+            features: ``scattering``, ``efficientnet-lite0`` (each with ``:D`` for fewer dimensions
+            than 512), ``random-conv:SEED``; or a dotted name ``package.module:factory`` of your own
+            (a callable without arguments that returns an `Encoder`).
         digest: the hash that the task names; None accepts any.
 
     Raises:
@@ -96,7 +98,7 @@ def encoder_info(spec: str) -> dict[str, Any]:
         "decodes": encoder.decodes,
         "exact": encoder.exact,
         "track": encoder.track,
-        "shipped": spec in SHIPPED or spec.partition(":")[0] in {*MEASURED, "random-conv"},
+        "shipped": spec in SHIPPED or spec.partition(":")[0] in {*MEASURED, "dct", "random-conv"},
         "digest": encoder.digest,
         "radius": {
             f"{q:.2f}": round(Whitening(encoder.public, 0.25).radius(q), 3)
@@ -126,6 +128,8 @@ def _load(spec: str) -> Encoder:
     kind, _, rest = spec.partition(":")
     if kind == "dc-ae":
         return DcAeCodec.load(rest or DEFAULT, spec)
+    if kind == "dct":
+        return DctCodec.of(rest, spec)
     if kind == "scattering":
         return ScatteringEncoder.load(spec)
     if kind == "efficientnet-lite0":

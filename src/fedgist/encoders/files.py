@@ -24,6 +24,7 @@ from fedgist.errors import EncoderError
 from fedgist.types import Tensors
 
 __all__ = [
+    "PREFIX",
     "CodecFile",
     "file_digest",
     "public_of",

@@ -9,7 +9,7 @@ with any BLAS; the one rounding, the last division, concerns a single number.
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ KIND = "pca"
 EXACT = 2.0**53  # integers up to here are float64 numbers, and so are their sums
 
 
-@final
 class PcaCodec(Encoder):
     """A linear codec with integer weights: encode and decode are one matrix product each."""
 
