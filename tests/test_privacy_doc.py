@@ -266,7 +266,7 @@ def deltas() -> str:
 
 def encoders() -> str:
     body = []
-    for name in ("pca", "gist-ae", "scattering", "random-conv:0"):
+    for name in ("pca", "gist-ae", "dct", "scattering", "random-conv:0"):
         info = encoder_info(name)
         fitted = f"{info['fitted_on']:,}" if "fitted_on" in info else "none"
         exact = "by construction" if info["exact"] else "at one fixed batch shape"
