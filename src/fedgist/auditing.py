@@ -20,6 +20,7 @@ import torch
 from fedgist.audit.limits import Limit, limit_of
 from fedgist.audit.mechanism import Verdict, audit_sums, measured_noise, trials_for
 from fedgist.audit.sampled import audit_sampled
+from fedgist.audit.shadow import FEWEST
 from fedgist.audit.threshold import loss_threshold
 from fedgist.config import load
 from fedgist.errors import ConfigError
@@ -62,7 +63,7 @@ def audit_folder(
         folder: the run's.
         trials: releases of each world of the noise that are counted; None takes as many as the
             claim needs.
-        shadows: shadow classifiers for LiRA and RMIA; 0 leaves both out.
+        shadows: shadow classifiers for LiRA and RMIA, at least 4; 0 leaves both out.
         heads: classifiers they attack; none given: the closed-form ones. A network is trained
             anew for every shadow.
         progress: told of stages.
@@ -75,9 +76,14 @@ def audit_folder(
         ``seconds``, and what it takes to repeat it: ``command``, ``seed``, ``versions``.
 
     Raises:
-        ConfigError: no finished simulation there, or a head that it does not have.
+        ConfigError: no finished simulation there, a head that it does not have, or too few shadows.
         DataError: its data are not there.
     """
+    if 0 < shadows < FEWEST:
+        raise ConfigError(
+            f"--shadows must be 0, for none, or at least {FEWEST}: two must lack each record. "
+            f"Got {shadows}"
+        )
     tell, clock = progress or Progress(), Clock()
     repeat = _command(folder, trials, shadows, heads)
     report, made = _opened(folder)

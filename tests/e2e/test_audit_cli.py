@@ -135,3 +135,9 @@ def test_presence_is_not_what_a_replacement_claim_hides():
         run = load(None, ["data.source=digits", f"privacy.adjacency={adjacency}"])
         states.append(_state(found, prepare_run(run).plan.claim))
     assert states == ["contradicted", "outside the claim"]
+
+
+def test_too_few_shadows_are_refused_before_anything_is_computed(finished):
+    result = audit(finished, "--shadows", 2)
+    assert result.exit_code == 2
+    assert "--shadows must be 0, for none, or at least 4" in " ".join(result.output.split())

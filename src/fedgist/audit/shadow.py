@@ -28,9 +28,10 @@ from fedgist.privacy.statistics import MomentSums
 from fedgist.queries import MomentsQuery, Query, SumQuery, prefixed
 from fedgist.types import Tensors
 
-__all__ = ["Records", "confidence", "lira", "rmia", "shadow_sums", "sums_of"]
+__all__ = ["FEWEST", "Records", "confidence", "lira", "rmia", "shadow_sums", "sums_of"]
 
 LEAST = 2  # shadows without a record that its mean needs
+FEWEST = 2 * LEAST  # shadows: a record is outside half of them
 MIX = 0.3  # a of RMIA's stand-in for classifiers that saw the record
 
 

@@ -27,7 +27,7 @@ def add_audit(app: typer.Typer) -> None:
 def audit(
     run: Annotated[Path, typer.Argument(help="A folder that `fedgist run` wrote.")],
     shadows: Annotated[
-        int, typer.Option("--shadows", min=0, help="Shadow classifiers for LiRA and RMIA.")
+        int, typer.Option("--shadows", min=0, help="Shadow classifiers for LiRA and RMIA; 0: none.")
     ] = 64,
     head: Annotated[
         list[str] | None,
