@@ -13,7 +13,8 @@ from fedgist.methods._descent import Descent, Rule, View, gradient_query, matchi
 from fedgist.methods._distil import Canvas, gist, pieces, pooled_images
 from fedgist.methods._gradients import by_copies, by_jacobian, by_vmap
 from fedgist.methods._siamese import siamese
-from fedgist.methods._sums import count_query, rates_of, signal_level
+from fedgist.methods._start import Beginning
+from fedgist.methods._sums import rates_of, signal_level
 from fedgist.methods.anis import ANIS
 from fedgist.methods.ppfl_dc import _loss_gradients
 from fedgist.privacy.client import Client
@@ -178,7 +179,7 @@ def test_rates_are_public_and_fit_the_classes(task):
     query = gradient_query(task, Canvas(1, 2), Rule("quantile"), (0.25,), 7)
     assert query.shape == (3, 4 * 16 + 1) and query.times == 7
     assert query.clip == pytest.approx(math.hypot(1, 0.25))
-    assert count_query(task).rates == (1.0,)
+    assert all(q.rates == (1.0,) for q in Beginning(task, Canvas(), "noise", (1.0,)).queries)
     assert signal_level(query, 0.0) == 16 < signal_level(query, 1.0)
 
 

@@ -41,7 +41,8 @@ from fedgist.methods._descent import Descent, Rule, View, descend, gradient_quer
 from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._gradients import by_copies
 from fedgist.methods._siamese import Policy
-from fedgist.methods._sums import Start, begin, begin_queries, rates_of, signal_level
+from fedgist.methods._start import Beginning, Start
+from fedgist.methods._sums import rates_of, signal_level
 from fedgist.privacy.client import Client
 from fedgist.queries import SumQuery
 from fedgist.types import Images, Outcome, Round, State, Task, Tensors
@@ -65,7 +66,7 @@ class ANIS(Method):
             more or fewer images is sampled at the same rate.
         lr: η_s: the highest step, root mean square over a class's pixels, in units of [0, 1];
             falls to 0 along a cosine.
-        start_at: noised class means, a release of their own, or noise.
+        start_at: draws from noised Gaussians of the classes, a release of their own, or noise.
         strategy: how a record's gradient is bounded.
         clip: the clip in the first round: of ``fixed`` and ``quantile``, and of ``parity``. Public.
         decay: factor on the ``fixed`` clip from round to round. Public.
@@ -84,8 +85,8 @@ class ANIS(Method):
     rounds: int = 60
     batch: float = 32.0
     class_size: tuple[int, ...] = (600,)
-    lr: float = 0.1
-    start_at: Start = "mean"
+    lr: float = 0.03
+    start_at: Start = "gaussian"
     strategy: Literal["normalised", "fixed", "quantile"] = "normalised"
     clip: float = 0.1
     decay: float = 1.0
@@ -122,8 +123,8 @@ class ANIS(Method):
         sends = pieces(self.canvas, task)
         if self.parity == "paper":
             return [Round("pool", raw=True, sends=sends)]
-        first = begin_queries(task, self.canvas, self.start_at)
-        return [Round("pool", (*first, self._gradient(task)), sends=sends)]
+        queries = (*self._beginning(task).queries, self._gradient(task))
+        return [Round("pool", queries, sends=sends)]
 
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
@@ -131,7 +132,7 @@ class ANIS(Method):
         """Distil: release a noised sum of gradients, move the images, again."""
         if self.parity == "paper":
             return self._paper(client.raw(), task, self.canvas.start(task, rng), rng)
-        counts, free = begin(client, task, self.canvas, self.start_at, rng)
+        counts, free = self._beginning(task).begin(client, rng)
         descent, query = Descent(free, self.lr, self.rounds), self._gradient(task)
         descend(client, query, self.rule, descent, counts, lambda: self._view(task, rng))
         return gist(descent.free, counts)
@@ -142,6 +143,9 @@ class ANIS(Method):
         if self.parity == "none":
             level = signal_level(self._gradient(task), state.server.sigma)
         return self.server.outcome(state.server.tensors, self.canvas, task, level, rng)
+
+    def _beginning(self, task: Task) -> Beginning:
+        return Beginning(task, self.canvas, self.start_at, rates=(1.0,))
 
     def _view(self, task: Task, rng: torch.Generator) -> View:
         """Draw a round's network and augmentation."""

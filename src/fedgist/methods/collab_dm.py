@@ -27,7 +27,7 @@ from fedgist.errors import ConfigError
 from fedgist.heads.match import Matching, match, net_means
 from fedgist.method import Gist, Method
 from fedgist.methods._distil import Canvas, Server
-from fedgist.methods._sums import COUNT
+from fedgist.methods._start import Beginning, Start
 from fedgist.privacy.client import Client
 from fedgist.queries import Query, SumQuery, blocks_of
 from fedgist.train import train_converged
@@ -48,6 +48,7 @@ class CollabDM(Method):
         nets: T shared networks.
         width: channels of the networks.
         levels: integer radius of a record's embedding.
+        start_at: draws from noised Gaussians of the classes, in the same release, or noise.
         matching: how the server moves images; the canvas decides its factor.
         server: how the network is trained on them.
     """
@@ -55,9 +56,10 @@ class CollabDM(Method):
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     canvas: Canvas = CANVAS
-    nets: int = 4
+    nets: int = 1
     width: int = 32
     levels: int = 128
+    start_at: Start = "gaussian"
     matching: Matching = MATCHING
     server: Server = SERVER
 
@@ -78,35 +80,36 @@ class CollabDM(Method):
         return RandomConv(0, self.nets, self.width)
 
     def plan(self, task: Task) -> Sequence[Round]:
-        """One sum round: counts and sums of embeddings of norm 1."""
-        return [Round("sum", self._queries(task))]
+        """One sum round: what images begin with, and sums of embeddings of norm 1."""
+        return [Round("sum", (*self._beginning(task).queries, self._embeddings(task)))]
 
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
     ) -> Gist:
         """One forward pass through every network."""
-        count, sums = self._queries(task)
-        return (
-            client.sum(lambda x, y: {"rows": torch.ones(len(x), 1)}, count),
-            client.sum(lambda x, y: {"rows": self.networks.rows(x)}, sums),
-        )
+        query = self._embeddings(task)
+        embedded = client.sum(lambda x, y: {"rows": self.networks.rows(x)}, query)
+        return (*self._beginning(task).ask(client), embedded)
 
     def records(self, task: Task) -> list[tuple[Query, Callable[[Tensor], Tensor]]]:
         """Return each query with what it makes of images: float64 rows, not yet clipped."""
-        count, sums = self._queries(task)
-        return [
-            (count, lambda x: torch.ones(len(x), 1, dtype=torch.float64)),
-            (sums, lambda x: self.networks.rows(x).flatten(1).to(torch.float64)),
-        ]
+        begin = self._beginning(task)
+
+        def wide(rows: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+            return lambda x: rows(x).flatten(1).to(torch.float64)
+
+        first = [(q, wide(begin.rows(q))) for q in begin.queries]
+        return [*first, (self._embeddings(task), wide(self.networks.rows))]
 
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
         """Match images to the released means and train on them."""
         merged: Merged = state.server
-        count, sums = self._queries(task)
-        counts = blocks_of(count, merged.tensors)["rows"][:, 0] / count.levels
+        begin, query = self._beginning(task), self._embeddings(task)
         started = time.perf_counter()
-        release = net_means(blocks_of(sums, merged.tensors)["rows"], counts, sums, merged.sigma)
-        free, labels = self.canvas.start(task, rng), torch.arange(len(task.classes))
+        first = {q.name: blocks_of(q, merged.tensors)["rows"] for q in begin.queries}
+        counts, free = begin.draw(first, merged.sigma, rng)
+        release = net_means(blocks_of(query, merged.tensors)["rows"], counts, query, merged.sigma)
+        labels = torch.arange(len(task.classes))
         start = self.canvas.images(free, labels, task)
         how = replace(self.matching, factor=self.canvas.factor)
         done = match(release, self.networks, start, how, rng)
@@ -121,12 +124,15 @@ class CollabDM(Method):
         }
         return Outcome(done.images, {"distilled": network}, details)
 
-    def _queries(self, task: Task) -> tuple[SumQuery, SumQuery]:
-        classes = len(task.classes)
-        # 1/σ² = 1/(scale σ)² summed over both: together they have the whole budget
-        whole = (1 + COUNT**-2) ** 0.5
-        shape = (classes, self.nets, self.networks.features)
-        return (
-            SumQuery(1.0, 64, COUNT * whole, per_class=True, name="count", shape=(classes, 1)),
-            SumQuery(1.0, self.levels, whole, per_class=True, name="match", shape=shape),
+    def _beginning(self, task: Task) -> Beginning:
+        return Beginning.beside(task, self.canvas, self.start_at)
+
+    def _embeddings(self, task: Task) -> SumQuery:
+        return SumQuery(
+            1.0,
+            self.levels,
+            self._beginning(task).whole,
+            per_class=True,
+            name="match",
+            shape=(len(task.classes), self.nets, self.networks.features),
         )

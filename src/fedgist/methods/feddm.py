@@ -33,7 +33,8 @@ from fedgist.methods._distil import (
     pooled_images,
 )
 from fedgist.methods._siamese import Policy
-from fedgist.methods._sums import begin, begin_queries, rates_of, signal_level
+from fedgist.methods._start import Beginning
+from fedgist.methods._sums import rates_of, signal_level
 from fedgist.methods._weights import flat, fresh, network_of
 from fedgist.privacy.client import Client
 from fedgist.queries import SumQuery
@@ -99,7 +100,7 @@ class FedDM(Method):
     def plan(self, task: Task) -> Sequence[Round]:
         """Plan pool rounds of noised counts (the first only) and noised gradients."""
         sends, gradient = pieces(self.canvas, task), self._gradient(task)
-        first = Round("pool", (*begin_queries(task, self.canvas, "noise"), gradient), sends=sends)
+        first = Round("pool", (*self._beginning(task).queries, gradient), sends=sends)
         return [first, *[Round("pool", (gradient,), sends=sends)] * (self.rounds - 1)]
 
     def start(self, task: Task, rng: torch.Generator) -> State:
@@ -111,7 +112,7 @@ class FedDM(Method):
     ) -> Gist:
         """Move the images under networks near the broadcast one."""
         if r == 0:
-            begun = begin(client, task, self.canvas, "noise", rng)
+            begun = self._beginning(task).begin(client, rng)
             client.memory["counts"], client.memory["free"] = begun
         counts = client.memory["counts"]
         descent = Descent(client.memory["free"], self.lr, self.steps)
@@ -141,6 +142,9 @@ class FedDM(Method):
         """Return the last images and the network."""
         images, network = state.server
         return Outcome(images, {"distilled": network}, {"kept": len(images), "seconds": {}})
+
+    def _beginning(self, task: Task) -> Beginning:
+        return Beginning(task, self.canvas, "noise", rates=(1.0,))
 
     def _gradient(self, task: Task) -> SumQuery:
         rates = rates_of(self.batch, self.class_size, task)

@@ -30,7 +30,8 @@ from fedgist.method import Gist, Method
 from fedgist.methods._descent import Descent, View, matching_gradient, random_view
 from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._siamese import Policy
-from fedgist.methods._sums import Start, begin, begin_queries, noised_means, rates_of, signal_level
+from fedgist.methods._start import Beginning, Start
+from fedgist.methods._sums import noised_means, rates_of, signal_level
 from fedgist.privacy.client import Client
 from fedgist.queries import SumQuery
 from fedgist.types import Outcome, Round, State, Task, Tensors
@@ -50,7 +51,7 @@ class NDPDC(Method):
         passes: steps with every release.
         batch, class_size: the sampling rate is ``batch / class_size``, as in `anis`.
         lr: the highest step, root mean square over a class's pixels; falls to 0 along a cosine.
-        start_at: noised class means, a release of their own, or noise.
+        start_at: draws from noised Gaussians of the classes, a release of their own, or noise.
         width: channels of the random networks.
         augment: `_siamese.siamese`; ``shift`` where a mirrored image means something else.
         server: how pooled images are chosen and trained on.
@@ -63,8 +64,8 @@ class NDPDC(Method):
     passes: int = 4
     batch: float = 64.0
     class_size: tuple[int, ...] = (600,)
-    lr: float = 0.1
-    start_at: Start = "mean"
+    lr: float = 0.05
+    start_at: Start = "gaussian"
     width: int = 16
     augment: Policy = "flip"
     server: Server = SERVER
@@ -79,14 +80,14 @@ class NDPDC(Method):
 
     def plan(self, task: Task) -> Sequence[Round]:
         """One pool round: noised counts, then ``rounds`` noised class sums of embeddings."""
-        queries = (*begin_queries(task, self.canvas, self.start_at), self._sums(task))
+        queries = (*self._beginning(task).queries, self._sums(task))
         return [Round("pool", queries, sends=pieces(self.canvas, task))]
 
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
     ) -> Gist:
         """Release noised class sums; move the images towards them for as long as wanted."""
-        counts, free = begin(client, task, self.canvas, self.start_at, rng)
+        counts, free = self._beginning(task).begin(client, rng)
         query = self._sums(task)
         descent = Descent(free, self.lr, self.rounds * self.passes)
         kept: list[tuple[View, Tensor, Tensor]] = []
@@ -103,6 +104,9 @@ class NDPDC(Method):
         """Pool the images and train on them."""
         level = signal_level(self._sums(task), state.server.sigma)
         return self.server.outcome(state.server.tensors, self.canvas, task, level, rng)
+
+    def _beginning(self, task: Task) -> Beginning:
+        return Beginning(task, self.canvas, self.start_at, rates=(1.0,))
 
     def _sums(self, task: Task) -> SumQuery:
         return SumQuery(

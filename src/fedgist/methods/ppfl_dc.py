@@ -27,7 +27,8 @@ from fedgist.method import Gist, Method
 from fedgist.methods._descent import Descent, Features, Rule, View, descend, gradient_query
 from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._siamese import Policy
-from fedgist.methods._sums import begin, begin_queries, rates_of, signal_level
+from fedgist.methods._start import Beginning
+from fedgist.methods._sums import rates_of, signal_level
 from fedgist.privacy.client import Client
 from fedgist.queries import SumQuery
 from fedgist.train import build_model
@@ -75,14 +76,14 @@ class PPFLDC(Method):
 
     def plan(self, task: Task) -> Sequence[Round]:
         """One pool round: noised counts, then ``rounds`` noised sums of clipped gradients."""
-        queries = (*begin_queries(task, self.canvas, "noise"), self._gradient(task))
+        queries = (*self._beginning(task).queries, self._gradient(task))
         return [Round("pool", queries, sends=pieces(self.canvas, task))]
 
     def summarize(
         self, r: int, task: Task, shared: Tensors, client: Client, rng: torch.Generator
     ) -> Gist:
         """Distil: release a noised sum of gradients, move the images, again."""
-        counts, free = begin(client, task, self.canvas, "noise", rng)
+        counts, free = self._beginning(task).begin(client, rng)
         descent = Descent(free, self.lr, self.rounds)
 
         def view() -> View:
@@ -96,6 +97,9 @@ class PPFLDC(Method):
         """Pool the images and train on them."""
         level = signal_level(self._gradient(task), state.server.sigma)
         return self.server.outcome(state.server.tensors, self.canvas, task, level, rng)
+
+    def _beginning(self, task: Task) -> Beginning:
+        return Beginning(task, self.canvas, "noise", rates=(1.0,))
 
     def _gradient(self, task: Task) -> SumQuery:
         rates = rates_of(self.batch, self.class_size, task)
