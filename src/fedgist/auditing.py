@@ -20,7 +20,7 @@ import torch
 from fedgist.audit.limits import Limit, limit_of
 from fedgist.audit.mechanism import Verdict, audit_sums, measured_noise, trials_for
 from fedgist.audit.sampled import audit_sampled
-from fedgist.audit.shadow import FEWEST
+from fedgist.audit.shadow import check_shadows
 from fedgist.audit.threshold import loss_threshold
 from fedgist.config import load
 from fedgist.errors import ConfigError
@@ -79,11 +79,7 @@ def audit_folder(
         ConfigError: no finished simulation there, a head that it does not have, or too few shadows.
         DataError: its data are not there.
     """
-    if 0 < shadows < FEWEST:
-        raise ConfigError(
-            f"--shadows must be 0, for none, or at least {FEWEST}: two must lack each record. "
-            f"Got {shadows}"
-        )
+    check_shadows(shadows)
     tell, clock = progress or Progress(), Clock()
     repeat = _command(folder, trials, shadows, heads)
     report, made = _opened(folder)

@@ -109,7 +109,7 @@ def test_a_dotted_name_loads_a_third_partys(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("pcaa", "Did you mean 'pca'"),
-        ("", "encoder must be one of pca, gist-ae, dc-ae"),
+        ("", "encoder must be one of pca, gist-ae, dct, dc-ae"),
         ("no.such.module:make", "must be importable"),
         ("fedgist.encoders:nothing", "must be importable"),
         ("missing.safetensors", "must exist. Got 'missing.safetensors'"),

@@ -23,15 +23,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedgist.errors import DataError
+from fedgist.errors import ConfigError, DataError
 from fedgist.privacy.statistics import MomentSums
 from fedgist.queries import MomentsQuery, Query, SumQuery, prefixed
 from fedgist.types import Tensors
 
-__all__ = ["FEWEST", "Records", "confidence", "lira", "rmia", "shadow_sums", "sums_of"]
+__all__ = ["Records", "check_shadows", "confidence", "lira", "rmia", "shadow_sums", "sums_of"]
 
 LEAST = 2  # shadows without a record that its mean needs
-FEWEST = 2 * LEAST  # shadows: a record is outside half of them
 MIX = 0.3  # a of RMIA's stand-in for classifiers that saw the record
 
 
@@ -48,6 +47,15 @@ class Records:
     released: Sequence[tuple[Query, Tensor]]
     labels: Tensor
     used: Tensor
+
+
+def check_shadows(count: int) -> None:
+    """Raise `ConfigError` for too few shadows: each record is outside half of them."""
+    if 0 < count < 2 * LEAST:
+        raise ConfigError(
+            f"--shadows must be 0, for none, or at least {2 * LEAST}: {LEAST} must lack each "
+            f"record. Got {count}"
+        )
 
 
 def sums_of(records: Records, rows: Tensor, classes: int) -> Tensors:
