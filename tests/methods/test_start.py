@@ -83,7 +83,7 @@ def test_the_cosines_are_those_of_the_lowest_frequencies() -> None:
     i = (torch.arange(14) + 0.5) * math.pi / 14
     first = torch.outer(torch.ones(14), torch.cos(i)) * math.sqrt(2) / 14
     assert torch.allclose(basis[1].view(14, 14), first, atol=1e-6)
-    f = begin._frequencies
+    f = begin._lowest[0]
     assert f[0] == 0 and (f.diff() >= 0).all() and f[-1] <= 7**2
 
 

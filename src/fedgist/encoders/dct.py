@@ -21,7 +21,7 @@ from fedgist.encoders.base import GRID, QUANTILES, TILTS, PublicCodes
 from fedgist.encoders.pca import PcaCodec
 from fedgist.errors import EncoderError
 
-__all__ = ["DctCodec"]
+__all__ = ["DctCodec", "cosines"]
 
 DIM = 128
 COLOURS = ((1, 1, 1), (1, 0, -1), (1, -2, 1))  # grey, and two differences orthogonal to it
@@ -73,19 +73,29 @@ class DctCodec(PcaCodec):
         return DctCodec(int(dim) if dim else DIM, name)
 
 
-def _cosines(side: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the cosines of highest variance ``[dim, 3 side²]`` and those variances ``[dim]``."""
+def cosines(side: int, places: Tensor) -> Tensor:
+    """Return orthonormal two-dimensional cosines (DCT-II), float64 ``[k, side, side]``.
+
+    Args:
+        side: pixels of a row and of a column.
+        places: int64 ``[k]``: ``side`` times the frequency down, plus that across.
+    """
     k = torch.arange(side, dtype=torch.float64)
     one = torch.cos(math.pi * (k + 0.5) * k[:, None] / side) * math.sqrt(2 / side)
     one[0] /= math.sqrt(2)
+    return one[places // side][:, :, None] * one[places % side][:, None, :]
+
+
+def _cosines(side: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Return the cosines of highest variance ``[dim, 3 side²]`` and those variances ``[dim]``."""
+    k = torch.arange(side, dtype=torch.float64)
     falling = (1 / (1 + k[:, None] ** 2 + k**2)).flatten()
     power = torch.stack([falling, CHROMA * falling, CHROMA * falling]).flatten()
     order = power.sort(descending=True, stable=True).indices[:dim]
     colours = torch.tensor(COLOURS, dtype=torch.float64)
     colours = colours / colours.norm(dim=1, keepdim=True)
     colour, place = colours[order // side**2], order % side**2
-    plane = one[place // side][:, :, None] * one[place % side][:, None, :]
-    basis = (colour[:, :, None, None] * plane[:, None]).flatten(1)
+    basis = (colour[:, :, None, None] * cosines(side, place)[:, None]).flatten(1)
     return basis, power[order] * (PIXEL * 3 * side**2) / power[order].sum()
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedgist.encoders.dct import cosines
 from fedgist.heads.shrinkage import clamp_eigenvalues, rie
 from fedgist.methods._distil import Canvas
 from fedgist.privacy.client import Client, Sensitive
@@ -154,7 +156,7 @@ class Beginning:
         eye = torch.eye(d, dtype=torch.float64)
         between = (mean * share[:, None]).T @ mean - (share @ std**2) * eye
         within = from_triangle(total / _weights(d)) / images - between
-        falling = (1 / (1 + self._frequencies.to(torch.float64))).repeat(self.task.channels)
+        falling = (1 / (1 + self._lowest[0].to(torch.float64))).repeat(self.task.channels)
         side = self.canvas.tile(self.task)
         least = LEAST * side**2 * self.task.channels / d
         size = max(float(within.diagonal().mean()), least)
@@ -171,21 +173,18 @@ class Beginning:
         tiles = F.adaptive_avg_pool2d(x, (side, side)).flatten(2) - 0.5
         return (tiles @ self._cosines.T).flatten(1)
 
-    @property
-    def _frequencies(self) -> Tensor:
-        """Squared frequencies of the cosines that are kept, rising, int64 ``[k]``."""
-        side = torch.arange(self.canvas.tile(self.task))
-        return (side[:, None] ** 2 + side**2).flatten().sort(stable=True).values[:KEPT]
+    @cached_property
+    def _lowest(self) -> tuple[Tensor, Tensor]:
+        """Squared frequencies of the cosines that are kept, rising, and their places, ``[k]``."""
+        f = torch.arange(self.canvas.tile(self.task))
+        values, places = (f[:, None] ** 2 + f**2).flatten().sort(stable=True)
+        return values[:KEPT], places[:KEPT]
 
-    @property
+    @cached_property
     def _cosines(self) -> Tensor:
-        """Orthonormal two-dimensional cosines (DCT-II), float32 ``[k, side²]``."""
+        """The cosines, float32 ``[k, side²]``."""
         side = self.canvas.tile(self.task)
-        k = torch.arange(side, dtype=torch.float64)
-        one = torch.cos(math.pi * (k + 0.5) * k[:, None] / side) * math.sqrt(2 / side)
-        one[0] /= math.sqrt(2)
-        order = (k[:, None] ** 2 + k**2).flatten().sort(stable=True).indices[:KEPT]
-        return torch.kron(one, one)[order].to(torch.float32)
+        return cosines(side, self._lowest[1]).flatten(1).to(torch.float32)
 
     def _query(
         self, name: str, clip: float, scale: float, levels: int, shape: tuple[int, ...]
