@@ -56,7 +56,7 @@ class CollabDM(Method):
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     canvas: Canvas = CANVAS
-    nets: int = 1
+    nets: int = 4
     width: int = 32
     levels: int = 128
     start_at: Start = "gaussian"
