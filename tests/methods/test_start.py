@@ -168,3 +168,9 @@ def test_a_client_releases_once_and_begins() -> None:
     counts, free = begin.begin(guard, rng())
     assert free.shape == (2, 12, 1, 14, 14)
     assert counts.tolist() == pytest.approx([200, 200], abs=40) and counts.tolist() != [200, 200]
+
+
+def test_the_grid_is_coarse_enough_for_strong_noise() -> None:
+    """Rounded Gaussians have at most 65,536 grid units: at ε = 1 multipliers come to fifteen."""
+    for q in Beginning(TASK, Canvas(), rates=(1.0,)).queries:
+        assert 30 * q.scale * q.levels <= 65_536

@@ -74,8 +74,8 @@ class Beginning:
         if self.kind == "gaussian":
             triangle = (d * (d + 1) // 2,)
             asked += [
-                self._query("mean", norm, MEAN, 1024, (classes, d)),
-                self._query("spread", norm**2, SPREAD, 4096, triangle),
+                self._query("mean", norm, MEAN, 256, (classes, d)),
+                self._query("spread", norm**2, SPREAD, 512, triangle),
             ]
         return tuple(asked)
 
