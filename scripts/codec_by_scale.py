@@ -11,7 +11,6 @@ neither more photographs nor longer training would help: its dimension is the li
 from __future__ import annotations
 
 import argparse
-import zlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -22,14 +21,13 @@ from PIL import Image
 from fedgist.bench import provenance
 from fedgist.encoders import load_encoder
 from fedgist.encoders.make import psnr
-from fedgist.report.record import to_json
+from fedgist.report.record import write_json
 from public_images import (
-    FLAT,
-    HELD_OUT,
     LARGEST,
     SOURCES,
     Pixels,
-    is_new,
+    draws,
+    is_kept,
     levels,
     locate,
     photo_views,
@@ -56,9 +54,7 @@ def main() -> None:
         print(row, flush=True)
         rows.append(row)
     record = {"benchmark": "codec_by_scale"} | provenance() | {"rows": rows, "mean_db": means(rows)}
-    aside = args.out.with_name(args.out.name + ".part")
-    aside.write_text(to_json(record) + "\n")
-    aside.replace(args.out)
+    write_json(args.out, record)
 
 
 def patches() -> dict[tuple[str, int], list[Pixels]]:
@@ -68,15 +64,14 @@ def patches() -> dict[tuple[str, int], list[Pixels]]:
     for source in (s for s in SOURCES if s.kind == "photo"):
         folder, _, names = locate(source)
         for name in names:
-            # the draws of public_images.gather with seed 0
-            rng = np.random.default_rng([0, zlib.crc32(f"{source.package}/{name}".encode())])
-            side = "held out" if rng.random() < HELD_OUT else "trained"
+            rng, is_held = draws(source, name, seed=0)
+            side = "held out" if is_held else "trained"
             with Image.open(folder / name) as im:
                 if im.width * im.height > LARGEST:
                     continue
                 scales = [short for short, times in levels(im) for _ in range(times)]
                 for scale, x in zip(scales, photo_views(im, 1, rng), strict=True):
-                    if x.std((1, 2)).max() >= FLAT and is_new(x, seen):
+                    if is_kept(x, seen):
                         out[side, scale].append(x)
     return dict(out)
 

@@ -236,6 +236,20 @@ def is_new(x: Pixels, seen: set[bytes]) -> bool:
     return fresh
 
 
+def is_kept(x: Pixels, seen: set[bytes]) -> bool:
+    """Return whether an image shows something, and nothing like it was seen."""
+    return bool(x.std((1, 2)).max() >= FLAT) and is_new(x, seen)
+
+
+def draws(source: Source, name: str, seed: int) -> tuple[np.random.Generator, bool]:
+    """Return a file's own generator, and whether the file is held out.
+
+    One generator per file: adding a file changes no other file's draws.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(f"{source.package}/{name}".encode())])
+    return rng, bool(rng.random() < HELD_OUT)
+
+
 def gather(
     source: Source, seed: int, times: int, seen: set[bytes]
 ) -> tuple[dict[str, object], list[Pixels], list[Pixels]]:
@@ -245,9 +259,8 @@ def gather(
     held: list[Pixels] = []
     used = 0
     for name in names:
-        # one generator per file: adding a file changes no other file's draws
-        rng = np.random.default_rng([seed, zlib.crc32(f"{source.package}/{name}".encode())])
-        side = held if rng.random() < HELD_OUT else train
+        rng, is_held = draws(source, name, seed)
+        side = held if is_held else train
         with Image.open(folder / name) as im:
             if im.width * im.height > LARGEST:
                 continue
@@ -255,7 +268,7 @@ def gather(
                 views = photo_views(im, times, rng)
             else:
                 views = object_views(im, source.views * times, rng)
-            fresh = [x for x in views if x.std((1, 2)).max() >= FLAT and is_new(x, seen)]
+            fresh = [x for x in views if is_kept(x, seen)]
         used += bool(fresh)
         side += fresh
     print(f"{source.package}: {used} files, {len(train)} + {len(held)} images", file=sys.stderr)

@@ -50,11 +50,10 @@ class DctCodec(PcaCodec):
         bits = BITS - 1 - math.ceil(math.log2(float(basis.abs().max())))
         weights = (basis * 2**bits).round().clamp(-(2**15) + 1, 2**15 - 1).to(torch.int16)
         mean = torch.full((3 * self.size**2,), GRID // 2, dtype=torch.int32)
-        public = {f"{files.PREFIX}{k}": v for k, v in vars(_public(variance)).items()}
         file = files.CodecFile(
             "dct",
             {"bits": bits, "trained_on": "no public data"},
-            {"weights": weights, "mean": mean} | public,
+            {"weights": weights, "mean": mean} | files.public_tensors(_public(variance)),
             files.tensors_digest({"weights": weights}),
         )
         super().__init__(file, name)

@@ -24,10 +24,10 @@ from fedgist.errors import EncoderError
 from fedgist.types import Tensors
 
 __all__ = [
-    "PREFIX",
     "CodecFile",
     "file_digest",
     "public_of",
+    "public_tensors",
     "read",
     "tensors_digest",
     "write",
@@ -86,12 +86,16 @@ def write(
     path: Path, kind: str, tensors: Tensors, public: PublicCodes, **meta: object
 ) -> CodecFile:
     """Write a codec file aside, put it in place and read it back."""
-    stats = {PREFIX + f.name: getattr(public, f.name) for f in fields(public)}
-    joined = {k: v.contiguous().clone() for k, v in {**tensors, **stats}.items()}
+    joined = {k: v.contiguous().clone() for k, v in {**tensors, **public_tensors(public)}.items()}
     aside = path.with_name(path.name + ".part")
     aside.write_bytes(save(joined, {KEY: json.dumps({"kind": kind, **meta}, sort_keys=True)}))
     os.replace(aside, path)
     return read(path)
+
+
+def public_tensors(public: PublicCodes) -> Tensors:
+    """Return public statistics under the names that they have in a codec file."""
+    return {PREFIX + f.name: getattr(public, f.name) for f in fields(public)}
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:

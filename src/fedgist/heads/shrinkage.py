@@ -18,6 +18,7 @@ __all__ = [
     "noise_edge",
     "reconcile",
     "rie",
+    "signal_share",
 ]
 
 
@@ -72,12 +73,15 @@ def rie(y: Tensor, v: float, target: Tensor | None = None) -> Tensor:
 
 
 def linear_shrinkage(y: Tensor, v: float, target: Tensor) -> Tensor:
-    """Return T + (1-α)(y - T), α = min(1, v·d(d+1) / ‖y - T‖²): the known noise energy out."""
-    gap = y - target
-    energy = float((gap**2).sum())
+    """Return T + (1-α)(y - T) with `signal_share` 1-α: the known noise energy out."""
+    return target + signal_share(y, v, target) * (y - target)
+
+
+def signal_share(y: Tensor, v: float, target: Tensor) -> float:
+    """Return 1-α, α = min(1, v·d(d+1) / ‖y - T‖²): the part of y - T that is not known noise."""
+    energy = float(((y - target) ** 2).sum())
     d = len(y)
-    alpha = 1.0 if energy == 0 else min(1.0, v * d * (d + 1) / energy)
-    return target + (1 - alpha) * gap
+    return 0.0 if energy == 0 else 1 - min(1.0, v * d * (d + 1) / energy)
 
 
 def clamp_eigenvalues(a: Tensor, floor: float) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedgist.encoders.dct import cosines
-from fedgist.heads.shrinkage import clamp_eigenvalues, rie
+from fedgist.heads.shrinkage import clamp_eigenvalues, rie, signal_share
 from fedgist.methods._distil import Canvas
 from fedgist.privacy.client import Client, Sensitive
 from fedgist.privacy.statistics import from_triangle, to_triangle
@@ -67,7 +67,7 @@ class Beginning:
     @property
     def queries(self) -> tuple[SumQuery, ...]:
         """Return what is asked, counts first."""
-        classes, d = len(self.task.classes), self._cosines.shape[0] * self.task.channels
+        classes, d = len(self.task.classes), len(self._lowest[0]) * self.task.channels
         # pixels less one half have at most this norm, and so have their cosines
         norm = math.sqrt(self.task.channels) * self.canvas.tile(self.task) / 2
         asked = [self._query("count", 1.0, COUNT, 256, (classes, 1))]
@@ -162,8 +162,7 @@ class Beginning:
         size = max(float(within.diagonal().mean()), least)
         target = torch.diag(falling * size / falling.mean())
         v = (noise / images) ** 2 / 2  # of an entry off the diagonal: see `_weights`
-        energy = float((within - target).square().sum())
-        signal = max(0.0, 1 - d * (d + 1) * v / max(energy, 1e-30))
+        signal = signal_share(within, v, target)
         made = signal * rie(within, v, target) + (1 - signal) * target
         return clamp_eigenvalues(made, 1e-3 * size)
 
