@@ -9,7 +9,14 @@ import torch
 
 from fedgist.encoders import RandomConv
 from fedgist.errors import ConfigError
-from fedgist.methods._descent import Descent, Rule, View, gradient_query, matching_gradient
+from fedgist.methods._descent import (
+    Descent,
+    Rule,
+    View,
+    follow,
+    gradient_query,
+    matching_gradient,
+)
 from fedgist.methods._distil import Canvas, gist, pieces, pooled_images
 from fedgist.methods._gradients import by_copies, by_jacobian, by_vmap
 from fedgist.methods._siamese import siamese
@@ -76,6 +83,42 @@ def test_a_quantile_clip_finds_its_quantile_from_told_shares():
             rows = rule.rows(norms[:, None], bounds.expand(1000))
             bounds = rule.next(bounds, rows[:, 1].mean()[None])
         assert float(bounds) == pytest.approx(0.1 + 9.9 * quantile, rel=0.05)
+
+
+def test_normalised_residuals_give_the_class_mean_back():
+    """Exactly for records at one distance from what is seen, nearly for any on the sphere."""
+    source = rng(3)
+    records = torch.nn.functional.normalize(torch.randn(400, 64, generator=source) + 0.05, dim=1)
+    axis = torch.nn.functional.normalize(torch.randn(64, generator=source), dim=0)
+    around = records - (records @ axis)[:, None] * axis  # all at 60 degrees from the axis
+    ring = 0.5 * axis + math.sqrt(0.75) * torch.nn.functional.normalize(around, dim=1)
+    rule = Rule("normalised")
+    for x, tolerance in ((ring, 1e-5), (records, 0.01)):
+        seen = 0.6 * axis
+        residuals = seen - x
+        h = (residuals / residuals.norm(dim=1, keepdim=True)).mean(0)
+        length = rule.length(h[None], seen[None], torch.ones(1))
+        assert float((seen - length * h - x.mean(0)).norm()) < tolerance
+    clip = torch.tensor([0.7])
+    assert Rule("fixed").length(h[None], seen[None], clip) is clip
+
+
+def test_releases_are_asked_once_and_followed_often(task, canvas):
+    view = view_of(task, canvas, "none")
+    start = canvas.start(task, rng(1))
+    target = view.seen(canvas.start(task, rng(2)))
+    for passes in (1, 4):
+        asked: list[int] = []
+
+        def ask(asked=asked):
+            asked.append(1)
+            return view, target, torch.zeros(3)
+
+        descent = Descent(start, 0.05, 3 * passes)
+        follow(descent, 3, passes, ask)
+        assert len(asked) == 3
+        left = (view.seen(descent.free) - target).norm()
+        assert left < (view.seen(start) - target).norm() * (1 if passes == 1 else 0.7)
 
 
 def test_the_published_clip_can_only_shrink_and_gives_neighbours_different_noise():
@@ -183,10 +226,17 @@ def test_rates_are_public_and_fit_the_classes(task):
     assert signal_level(query, 0.0) == 16 < signal_level(query, 1.0)
 
 
-def test_without_noise_images_come_to_look_like_their_class(task, images):
+@pytest.mark.parametrize("strategy", ["normalised", "fixed", "quantile"])
+@pytest.mark.parametrize("bounded", ["residual", "gradient"])
+def test_without_noise_images_come_to_look_like_their_class(task, images, bounded, strategy):
     """The mean image of a class is nearer to its own synthetic images than to the others'."""
-    method = ANIS(Canvas(4, 1), rounds=60, batch=20, class_size=(20,), width=8, augment="none")
+    sampled = {"batch": 20, "class_size": (20,), "augment": "none", "start_at": "noise"}
+    how = {"bounded": bounded, "strategy": strategy, "clip": 1.0 if bounded == "residual" else 0.1}
+    method = ANIS(Canvas(4, 1), rounds=60, passes=1, width=8, **sampled, **how)
     (rnd,) = method.plan(task)
+    width = 16 * 8 if bounded == "residual" else 4 * 64
+    assert rnd.queries[-1].shape == (3, width + (strategy == "quantile"))
+    assert rnd.queries[-1].name == bounded and rnd.queries[-1].times == 60
     guard = Client("c", images, rnd, sigma=0.0, noise=SeededNoise(0), max_images=500, exact=True)
     made = method.summarize(0, task, {}, guard, rng())
     synthetic = made["pixels"].double().view(3, 4, -1).mean(1)

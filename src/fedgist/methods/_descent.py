@@ -6,8 +6,8 @@ With features ψ of an image and S_c the synthetic images of class c, a record x
 
     L(x) = ‖ψ(x) - ψ̄(S_c)‖²        ∇_S L(x) = J_cᵀ v(x)        v(x) = 2 (ψ̄(S_c) - ψ(x))
 
-Its gradient is bounded by a `Rule`, summed over a Poisson sample, noised once, and used. What
-follows a release is post-processing.
+Its gradient, or v(x) itself, is bounded by a `Rule`, summed over a Poisson sample, noised once, and
+used. What follows a release is post-processing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ __all__ = [
     "Features",
     "Rule",
     "View",
+    "bounded_query",
     "descend",
+    "follow",
     "gradient_query",
     "matching_gradient",
     "random_view",
@@ -81,13 +83,21 @@ class View:
         with torch.no_grad():
             return torch.cat([self._features(self._augment(part), of) for part, of in pairs])
 
-    def cotangents(self, free: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return v of records, ``[b, F]``; the synthetic images are looked at once."""
+    def seen(self, free: Tensor) -> Tensor:
+        """Return ψ̄(S_c) of every class without a graph, ``[C, F]``; the same images once."""
         if self._seen is None or self._seen[0] is not free:
             with torch.no_grad():
                 every = [self.means(f[None], torch.tensor([c])) for c, f in enumerate(free)]
             self._seen = free, torch.cat(every)
-        return 2 * (self._seen[1][y] - self.real(x, y))
+        return self._seen[1]
+
+    def residuals(self, free: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return ψ̄(S_c) - ψ(x) of records of classes c, ``[b, F]``."""
+        return self.seen(free)[y] - self.real(x, y)
+
+    def cotangents(self, free: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return v of records, ``[b, F]``."""
+        return 2 * self.residuals(free, x, y)
 
 
 def random_view(
@@ -107,14 +117,14 @@ def random_view(
 
 @dataclass(frozen=True)
 class Rule:
-    """How a record's gradient is bounded to norm 1, from public numbers and released ones alone.
+    """How what a record adds is bounded to norm 1, from public numbers and released ones alone.
 
     Attributes:
-        kind: ``normalised``: g / (‖g‖ + γ) (automatic clipping, Bu et al., NeurIPS 2023,
-            https://arxiv.org/abs/2206.07136), nothing to tune. ``fixed``: g / max(‖g‖, C) with a
-            public C. ``quantile``: the same, C following a quantile of the norms by noised counts
-            of the records below it, part of the same release (Andrew et al., NeurIPS 2021,
-            https://arxiv.org/abs/1905.03871).
+        kind: of a record's g, ``normalised``: g / (‖g‖ + γ) (automatic clipping, Bu et al.,
+            NeurIPS 2023, https://arxiv.org/abs/2206.07136), nothing to tune. ``fixed``:
+            g / max(‖g‖, C) with a public C. ``quantile``: the same, C following a quantile of the
+            norms by noised counts of the records below it, part of the same release (Andrew et
+            al., NeurIPS 2021, https://arxiv.org/abs/1905.03871).
         clip: C in the first round.
         decay: factor on a fixed C from round to round.
         quantile: share of norms that a quantile C is to be above.
@@ -136,7 +146,7 @@ class Rule:
         return math.hypot(1.0, TELL / 2) if self.told else 1.0
 
     def rows(self, g: Tensor, bound: Tensor) -> Tensor:
-        """Bound gradients, float32 ``[b, P]``; ``bound``: C of each, ``[b]``."""
+        """Bound g of records, float32 ``[b, P]``; ``bound``: C of each, ``[b]``."""
         norms: Tensor = g.norm(dim=1)
         if self.kind == "normalised":
             normalised: Tensor = g / (norms + GAMMA)[:, None]
@@ -146,6 +156,24 @@ class Rule:
             return clipped
         below = (norms <= bound).to(g.dtype) - 0.5
         return torch.cat([clipped, TELL * below[:, None]], dim=1)
+
+    def length(self, mean: Tensor, seen: Tensor, bounds: Tensor) -> Tensor:
+        """Return how long the residuals ψ̄(S_c) - ψ(x) are that were bounded, ``[C]``.
+
+        Embeddings have norm 1, so where residuals of a class were all normalised, their length ρ
+        follows from their mean direction h: the mean embedding is ψ̄ - ρh, and the mean of ρ² is
+        1 + ‖ψ̄‖² - 2ψ̄(ψ̄ - ρh), a quadratic equation. It is exact where all are of one length.
+
+        Args:
+            mean: h of each class, the released mean of bounded residuals, float32 ``[C, F]``.
+            seen: ψ̄(S_c), ``[C, F]``.
+            bounds: C of each class, ``[C]``: the length that a clip leaves as 1.
+        """
+        if self.kind != "normalised":
+            return bounds
+        along = (seen * mean).sum(1)
+        inside = (1 - seen.square().sum(1)).clamp(min=0)
+        return (along + (along.square() + inside).sqrt()).clamp(0, 2)
 
     def next(self, bounds: Tensor, told: Tensor) -> Tensor:
         """Return the next C of each class; ``told``: means of what rows told, noised."""
@@ -159,13 +187,20 @@ def gradient_query(
     task: Task, canvas: Canvas, rule: Rule, rates: tuple[float, ...], times: int
 ) -> SumQuery:
     """Return the query for sums of bounded gradients with respect to one class's images."""
+    return bounded_query("gradient", math.prod(canvas.shape(task)), task, rule, rates, times)
+
+
+def bounded_query(
+    name: str, numbers: int, task: Task, rule: Rule, rates: tuple[float, ...], times: int
+) -> SumQuery:
+    """Return the query for class sums of ``numbers`` that a rule bounds for every record."""
     return SumQuery(
         rule.norm,
         levels=1024,
         times=times,
         per_class=True,
-        name="gradient",
-        shape=(len(task.classes), math.prod(canvas.shape(task)) + rule.told),
+        name=name,
+        shape=(len(task.classes), numbers + rule.told),
         rates=rates,
     )
 
@@ -202,6 +237,26 @@ def descend(
         mean, std = noised_means(client, made, query, counts)
         descent.step(mean[:, :numbers].reshape(descent.free.shape), std)
         bounds = rule.next(bounds, mean[:, numbers:].sum(1))
+
+
+def follow(
+    descent: Descent, times: int, passes: int, ask: Callable[[], tuple[View, Tensor, Tensor]]
+) -> None:
+    """Ask ``times`` for a target, a step after each, and go through all of them again.
+
+    Args:
+        descent: the images; moved.
+        times: releases.
+        passes: steps with every release: further ones cost no privacy.
+        ask: returns a view, released means under it and their noise, as `matching_gradient` has
+            them.
+    """
+    kept: list[tuple[View, Tensor, Tensor]] = []
+    for i in range(times * passes):
+        if i < times:
+            kept.append(ask())
+        view, target, std = kept[i % times]
+        descent.step(matching_gradient(view, target, descent.free, std), 0.0)
 
 
 def matching_gradient(view: View, target: Tensor, free: Tensor, std: Tensor) -> Tensor:

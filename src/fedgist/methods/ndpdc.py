@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedgist.method import Gist, Method
-from fedgist.methods._descent import Descent, View, matching_gradient, random_view
+from fedgist.methods._descent import Descent, View, follow, random_view
 from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._siamese import Policy
 from fedgist.methods._start import Beginning, Start
@@ -90,14 +90,13 @@ class NDPDC(Method):
         counts, free = self._beginning(task).begin(client, rng)
         query = self._sums(task)
         descent = Descent(free, self.lr, self.rounds * self.passes)
-        kept: list[tuple[View, Tensor, Tensor]] = []
-        for i in range(self.rounds * self.passes):
-            if i < self.rounds:
-                view = random_view(self.canvas, task, self.augment, rng, width=self.width)
-                made = client.sum(lambda x, y, view=view: {"rows": view.real(x, y)}, query)  # type: ignore[misc]
-                kept.append((view, *noised_means(client, made, query, counts)))
-            view, mean, std = kept[i % self.rounds]
-            descent.step(matching_gradient(view, mean, descent.free, std), 0.0)
+
+        def ask() -> tuple[View, Tensor, Tensor]:
+            view = random_view(self.canvas, task, self.augment, rng, width=self.width)
+            made = client.sum(lambda x, y: {"rows": view.real(x, y)}, query)
+            return view, *noised_means(client, made, query, counts)
+
+        follow(descent, self.rounds, self.passes, ask)
         return gist(descent.free, counts)
 
     def finish(self, task: Task, state: State, rng: torch.Generator) -> Outcome:
