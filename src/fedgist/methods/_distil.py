@@ -16,7 +16,7 @@ from fedgist.errors import ConfigError
 from fedgist.train import Recipe, train_converged
 from fedgist.types import Images, Outcome, Piece, Task, Tensors
 
-__all__ = ["Canvas", "Server", "check_options", "gist", "pieces", "pooled_images"]
+__all__ = ["STUDENT", "Canvas", "Server", "check_options", "gist", "pieces", "pooled_images"]
 
 ROWS = 25  # rows of tiles that are enlarged at once
 DISTURBED = 0.1  # share of white noise in the start

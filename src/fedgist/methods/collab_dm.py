@@ -26,7 +26,7 @@ from fedgist.encoders import RandomConv
 from fedgist.errors import ConfigError
 from fedgist.heads.match import Matching, match, net_means
 from fedgist.method import Gist, Method
-from fedgist.methods._distil import Canvas, Server
+from fedgist.methods._distil import STUDENT, Canvas, Server
 from fedgist.methods._start import Beginning, Start
 from fedgist.privacy.client import Client
 from fedgist.queries import Query, SumQuery, blocks_of
@@ -35,8 +35,9 @@ from fedgist.types import Merged, Outcome, Round, State, Task, Tensors
 
 __all__ = ["CollabDM"]
 
-CANVAS, SERVER = Canvas(), Server()
-MATCHING = Matching(steps=600, lr=0.05)
+CANVAS = Canvas(25)
+MATCHING = Matching(steps=600, group=25, lr=0.05)
+SERVER = Server(replace(STUDENT, width=64))  # one set for all: worth more training
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class CollabDM(Method):
     canvas: Canvas = CANVAS
     nets: int = 4
     width: int = 32
-    levels: int = 128
+    levels: int = 32
     start_at: Start = "gaussian"
     matching: Matching = MATCHING
     server: Server = SERVER
