@@ -97,7 +97,7 @@ DISTILLED = (
     ("ANIS, sound", "10", ("anis_fashion", "ANIS, sound, ε = 10", "distilled"),
      ("distillation_mnist", "ANIS, sound, ε = 10", "distilled"), "81.5 / 95.8"),
     ("additive class sums, matched (`collab_dm`)", "10",
-     ("additive_fashion", "additive, ε = 10", "distilled"),
+     ("additive_fashion", "additive, small networks, ε = 10", "distilled"),
      ("distillation_mnist", "additive, ε = 10", "distilled"), "–"),
     ("FedKT-CSD `lda`", "10", ("accuracy_fashion", "discriminant on scattering, ε = 10", "lda"),
      ("distillation_mnist", "FedKT-CSD, lda, ε = 10", "lda"), "–"),

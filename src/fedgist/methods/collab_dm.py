@@ -47,7 +47,7 @@ class CollabDM(Method):
     Attributes:
         canvas: images per class and how they are stored.
         nets: T shared networks.
-        width: channels of the networks.
+        width: channels of the networks. Few were best for clothes, 32 for digits.
         levels: integer radius of a record's embedding.
         start_at: draws from noised Gaussians of the classes, in the same release, or noise.
         matching: how the server moves images; the canvas decides its factor.
@@ -58,7 +58,7 @@ class CollabDM(Method):
 
     canvas: Canvas = CANVAS
     nets: int = 4
-    width: int = 32
+    width: int = 8
     levels: int = 32
     start_at: Start = "gaussian"
     matching: Matching = MATCHING
