@@ -48,8 +48,8 @@ class CollabDM(Method):
         canvas: images per class and how they are stored.
         nets: T shared networks.
         width: channels of the networks. Few were best for clothes, 32 for digits.
-        levels: integer radius of a record's embedding. Its numbers must be well above 1: at 32 levels
-            many of 2,048 were rounded to 0, and digits lost seven points.
+        levels: integer radius of a record's embedding. A number of it, of 16 · nets · width, is
+            ``levels`` over the root of their count: below 1 most are rounded to 0.
         start_at: draws from noised Gaussians of the classes, in the same release, or noise.
         matching: how the server moves images; the canvas decides its factor.
         server: how the network is trained on them.
