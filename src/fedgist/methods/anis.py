@@ -198,9 +198,10 @@ class ANIS(Method):
                 lambda x, y: {"rows": rule.rows(view.residuals(images, x, y), bound[y])}, query
             )
             mean, std = noised_means(client, made, query, counts)
-            pull, seen = mean[:, : 16 * self.width], view.seen(images)
+            seen = view.seen(images)
+            pull, told = mean[:, : seen.shape[1]], mean[:, seen.shape[1] :]
             length = rule.length(pull, seen, bound)
-            bounds = rule.next(bounds, mean[:, pull.shape[1] :].sum(1))
+            bounds = rule.next(bound, told.sum(1))
             return view, seen - length[:, None] * pull, length * std
 
         follow(descent, self.rounds, self.passes, ask)

@@ -6,9 +6,10 @@ once, and the class's synthetic images move towards it. The matching loss is lin
 embeddings, so nothing else of them is needed, and a step costs one backward pass through the
 synthetic images, whatever the number of records.
 
-It is never worse than noise on clipped gradients of the same loss (`anis`): those are Jᵀv(x) with a
-public Jacobian J. A bound that holds for all records without looking at them is ‖J‖·‖v‖; noise of
-that size in every pixel has covariance ‖J‖² I, and noise on the embeddings, pulled back, JᵀJ <= it.
+It is never worse than noise on clipped gradients of the same loss (`anis` can do that): those are
+Jᵀv(x) with a public Jacobian J. A bound that holds for all records without looking at them is
+‖J‖·‖v‖; noise of that size in every pixel has covariance ‖J‖² I, and noise on the embeddings,
+pulled back, JᵀJ <= it.
 
 Differences from the published code: embeddings have norm 1, so nothing is clipped; the noise counts
 the clip; the rate is public and a sum is divided by rate times a noised count; a residual is shrunk
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedgist.method import Gist, Method
-from fedgist.methods._descent import Descent, View, follow, random_view
+from fedgist.methods._descent import Descent, Rule, View, bounded_query, follow, random_view
 from fedgist.methods._distil import Canvas, Server, check_options, gist, pieces
 from fedgist.methods._siamese import Policy
 from fedgist.methods._start import Beginning, Start
@@ -39,6 +40,7 @@ from fedgist.types import Outcome, Round, State, Task, Tensors
 __all__ = ["NDPDC"]
 
 CANVAS, SERVER = Canvas(), Server()
+UNIT = Rule()  # embeddings have norm 1 as they are
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,5 @@ class NDPDC(Method):
         return Beginning(task, self.canvas, self.start_at, rates=(1.0,))
 
     def _sums(self, task: Task) -> SumQuery:
-        return SumQuery(
-            1.0,
-            levels=1024,
-            times=self.rounds,
-            per_class=True,
-            name="embedding",
-            shape=(len(task.classes), 16 * self.width),
-            rates=rates_of(self.batch, self.class_size, task),
-        )
+        rates = rates_of(self.batch, self.class_size, task)
+        return bounded_query("embedding", 16 * self.width, task, UNIT, rates, self.rounds)
